@@ -1,0 +1,52 @@
+# Everything runs in an environment of its own: $(VENV), made on first use with the versions in constraints.txt.
+#
+#   make run     train a small model on generated click logs      make lint    style
+#   make test    all tests; ARGS="-m 'not slow'" for a part       make types   static types
+#   make bench   the measurements behind the figures              make clean   remove what these made
+
+PYTHON ?= python3
+VENV ?= .venv
+CACHE ?= .cache
+ARGS ?=
+
+BIN := $(VENV)/bin
+ROWS := $(CACHE)/clicks.parquet
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+.PHONY: run test lint types bench clean
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.run-installed $(ROWS)
+	$(BIN)/intune train $(ROWS) --epochs 1 --seconds 60 $(ARGS)
+
+test: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev-installed
+	$(BIN)/mypy
+
+bench: $(VENV)/.run-installed
+	set -e; for claim in benchmarks/[!_]*.py; do echo "== $$claim"; $(BIN)/python $$claim; done
+
+clean:
+	rm -rf $(VENV) $(CACHE) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("intune needs Python 3.11 or newer, $(PYTHON) is %d.%d; say: make PYTHON=/path/to/python" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+# An environment with the development tools has all that a run needs, so one stamp may stand for the other.
+$(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	touch $@ $(VENV)/.run-installed
+
+$(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[recsys]'
+	touch $@
+
+$(ROWS): | $(VENV)/.run-installed
+	$(BIN)/intune generate $@ --rows 500000
