@@ -1,0 +1,203 @@
+"""The tightest memory limit on this process, and what is used of it.
+
+Used is what cannot be dropped: anonymous and shared pages. Where a control group sets the limit, its own count
+of them is taken, as that is what the kernel will compare. Elsewhere it is the proportional size (PSS) of the
+process tree. PSS costs the kernel some 13 ms for each GiB of small pages, so it is taken as seldom as keeps its cost
+at 0.5 % of a core; in between, the last one is moved by the growth of resident anonymous and shared memory,
+which costs microseconds.
+"""
+
+import os
+import resource
+from dataclasses import dataclass
+
+from intune._clock import Clock
+from intune._machine.cgroups import Level, levels
+from intune._machine.system import Reading, System, numbers, read_or_none
+from intune._machine.tree import Key, ProcessTree
+
+_UNLIMITED = 2**60
+"""cgroup v1 says "no limit" by a number just below 2**63."""
+
+_LIST_SECONDS = 1.0
+"""How old the list of processes may be when memory is read."""
+
+_COST_SHARE = 0.005
+_COST_SHARE_NEW = 0.05
+"""CPU that taking PSS may cost, as share of the time; more while there are processes it was never taken of,
+because a forked one counts twice until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """The tightest limit on the memory of this process.
+
+    Attributes:
+        limit_bytes: The limit in bytes; None = none could be read.
+        read_from: The file or call that it was read from.
+        level: The control group that sets it; None = none does.
+    """
+
+    limit_bytes: int | None
+    read_from: str
+    level: Level | None = None
+
+
+def physical_memory_bytes(system: System) -> int | None:
+    """Memory of the machine in bytes."""
+    return _meminfo_bytes(system, "MemTotal")
+
+
+def available_memory_bytes(system: System) -> int | None:
+    """Memory of the machine in bytes that can be had without swapping; limits of this process are not looked at."""
+    return _meminfo_bytes(system, "MemAvailable")
+
+
+def _meminfo_bytes(system: System, name: str) -> int | None:
+    kibibytes = numbers(read_or_none(system.path("/proc/meminfo"))).get(name)
+    return None if kibibytes is None else kibibytes * 1024
+
+
+def memory_limit(system: System) -> MemoryLimit:
+    """The tightest of the control groups' limits at every level, RLIMIT_AS and the machine's memory.
+
+    `memory.high` counts as a limit: past it the kernel slows the group down to a crawl.
+    """
+    limits = [limit for limit in map(_level_limit, levels(system, "memory")) if limit is not None]
+    limits += _hidden_limit(system)
+    address_space = system.soft_limit(resource.RLIMIT_AS)
+    if address_space is not None:
+        limits.append(MemoryLimit(address_space, "RLIMIT_AS"))
+    physical = physical_memory_bytes(system)
+    if physical is not None:
+        limits.append(MemoryLimit(physical, "MemTotal in /proc/meminfo"))
+    none = MemoryLimit(None, "no limit could be read")
+    return min(limits, key=lambda limit: limit.limit_bytes or 0, default=none)
+
+
+def _level_limit(level: Level) -> MemoryLimit | None:
+    names = ("memory.max", "memory.high") if level.version == 2 else ("memory.limit_in_bytes",)
+    found = []
+    for name in names:
+        text = (read_or_none(level.file(name)) or "").strip()
+        if text.isdecimal() and int(text) < _UNLIMITED:
+            found.append(MemoryLimit(int(text), level.file(name), level))
+    return min(found, key=lambda limit: limit.limit_bytes or 0, default=None)
+
+
+def _hidden_limit(system: System) -> list[MemoryLimit]:
+    """The limit of v1 groups above the topmost one that can be seen, such as a pod's around a container."""
+    own = [level for level in levels(system, "memory") if level.version == 1]
+    if not own:
+        return []
+    file = own[0].file("memory.stat")
+    limit = numbers(read_or_none(file)).get("hierarchical_memory_limit", _UNLIMITED)
+    # What the hidden group uses cannot be seen; the topmost visible one is the nearest to it.
+    return [MemoryLimit(limit, f"hierarchical_memory_limit in {file}", own[-1])] if limit < _UNLIMITED else []
+
+
+def group_memory(level: Level) -> Reading:
+    """Anonymous and shared bytes of a control group and those below it; None where the kernel does not say."""
+    names = ("anon", "shmem") if level.version == 2 else ("total_rss", "total_shmem")
+    file = level.file("memory.stat")
+    stat = numbers(read_or_none(file))
+    missing = [name for name in names if name not in stat]
+    if missing:
+        return Reading(None, f"no {' and '.join(missing)} in {file}")
+    return Reading(sum(stat[name] for name in names), f"{' + '.join(names)} in {file}")
+
+
+class MemoryMeter:
+    """Memory used, cheap enough for ten readings a second. Not safe for several threads at once."""
+
+    def __init__(self, system: System, clock: Clock) -> None:
+        """Args: system: the machine that is asked. clock: for the age of readings and their cost."""
+        self._system = system
+        self._tree = TreeMemory(system, clock, ProcessTree(system, os.getpid()))
+        self._limit: MemoryLimit | None = None
+
+    def limit(self) -> MemoryLimit:
+        """The tightest limit, read anew."""
+        self._limit = memory_limit(self._system)
+        return self._limit
+
+    def used(self) -> Reading:
+        """Bytes used of the limit: the group's where a group set it when it was last read, else the tree's."""
+        level = (self._limit or self.limit()).level
+        if level is None:
+            return self.tree()
+        group = group_memory(level)
+        if group.value is not None:
+            return group
+        tree = self.tree()
+        return Reading(tree.value, f"{tree.read_from} ({group.read_from})")
+
+    def tree(self) -> Reading:
+        """Bytes of this process and its descendants, whatever sets the limit."""
+        return self._tree.read()
+
+
+class TreeMemory:
+    """Proportional size of a process tree in bytes."""
+
+    def __init__(self, system: System, clock: Clock, tree: ProcessTree) -> None:
+        """Args: system: the machine that is asked. clock: time and cost. tree: the processes."""
+        self._system = system
+        self._clock = clock
+        self._processes = tree
+        self._keys: list[Key] = []
+        self._listed_at: float | None = None
+        self._corrections: dict[Key, int] = {}
+        self._unreadable = 0
+        self._taken_at: float | None = None
+        self._cost_seconds = 0.0
+
+    def read(self) -> Reading:
+        """Bytes now: an upper estimate while a process is new, exact at least whenever that is cheap."""
+        now = self._clock.wall()
+        if self._listed_at is None or now - self._listed_at >= _LIST_SECONDS:
+            self._keys, self._listed_at = list(self._processes.members()), now
+        resident = {key: size for key in self._keys if (size := self._resident(key.pid)) is not None}
+        if not resident:
+            return Reading(None, f"no process could be read below {self._system.path('/proc')}")
+        if self._due(now, resident.keys() <= self._corrections.keys()):
+            self._take(resident)
+        total = sum(size + self._corrections.get(key, 0) for key, size in resident.items())
+        return Reading(max(0, total), self._read_from(len(resident)))
+
+    def _due(self, now: float, all_known: bool) -> bool:
+        if self._taken_at is None:
+            return True
+        share = _COST_SHARE if all_known else _COST_SHARE_NEW
+        return now - self._taken_at >= self._cost_seconds / share
+
+    def _take(self, resident: dict[Key, int]) -> None:
+        """Take PSS of every process and keep by how much it differs from what is resident."""
+        begun = self._clock.cpu()
+        self._corrections = {}
+        self._unreadable = 0
+        for key, size in resident.items():
+            pss = numbers(read_or_none(self._system.path(f"/proc/{key.pid}/smaps_rollup"))).get("Pss")
+            self._unreadable += pss is None
+            self._corrections[key] = (self._unshared(key.pid) if pss is None else pss * 1024) - size
+        self._cost_seconds = self._clock.cpu() - begun
+        self._taken_at = self._clock.wall()
+
+    def _resident(self, pid: int) -> int | None:
+        """Anonymous and shared bytes in memory, shared ones in full; None if it has ended."""
+        text = read_or_none(self._system.path(f"/proc/{pid}/status"))
+        if text is None:
+            return None
+        status = numbers(text)
+        return (status.get("RssAnon", 0) + status.get("RssShmem", 0)) * 1024
+
+    def _unshared(self, pid: int) -> int:
+        """Bytes in memory less shared ones: a lower estimate where PSS must not be read."""
+        pages = (read_or_none(self._system.path(f"/proc/{pid}/statm")) or "").split()
+        return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") if len(pages) >= 3 else 0
+
+    def _read_from(self, processes: int) -> str:
+        text = f"Pss in /proc/PID/smaps_rollup of {processes} processes, moved by RssAnon + RssShmem since"
+        if self._unreadable:
+            text += f"; RSS less shared in /proc/PID/statm for {self._unreadable} that must not be read"
+        return text
