@@ -1,0 +1,199 @@
+"""The controller: asks a tuner once in an interval and puts into force what budget and guard allow.
+
+`step` is one decision and knows no thread; `start` runs it in a thread of its own. Nothing that a tuner does
+can stop training: a tuner that fails is logged once and replaced by its last good allocation, a workload or
+journal that fails stops tuning, and what was applied last stays in force.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from intune._clock import Clock
+from intune._errors import AllocationError
+from intune._values import Allocation, Budget, Event, Snapshot, Tuner, Workload
+from intune.control.allocation import check_complete, open_allocation
+from intune.control.guard import Guard
+from intune.control.journal import Decision, Journal
+
+_log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 2.0
+"""How long `stop` waits for a step that is under way, a tuner that does not return included."""
+
+
+class Controller:
+    """Steers one workload with one tuner.
+
+    Args:
+        workload: What is tuned.
+        tuner: What decides.
+        budget: Called at each step; what it returns holds from that step on, so that a decrease is obeyed in
+            the very step that sees it.
+        guard: Lowers each decision to the budget and to what memory allows.
+        journal: Gets each decision. It stays open when the controller stops.
+        clock: Time between steps.
+        interval_seconds: Seconds from the end of a step to the next one.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        tuner: Tuner,
+        *,
+        budget: Callable[[], Budget],
+        guard: Guard,
+        journal: Journal,
+        clock: Clock,
+        interval_seconds: float = 1.0,
+    ) -> None:
+        self._workload = workload
+        self._tuner: Tuner | None = tuner
+        self._read_budget = budget
+        self._guard = guard
+        self._journal = journal
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._names = [stage.name for stage in workload.stages]
+        self._stepping = threading.Lock()
+        self._budget: Budget | None = None
+        self._good: Allocation | None = None
+        self._news: list[Event] = []
+        self._pausing = threading.Lock()
+        self._paused: frozenset[str] = frozenset()
+        self._pause_events: list[Event] = []
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def step(self) -> Allocation:
+        """Take one decision now, in the calling thread.
+
+        Returns:
+            The allocation that was applied.
+
+        Raises:
+            Exception: What the workload raises. What the tuner raises is logged and never comes out of here.
+        """
+        with self._stepping:
+            snapshot = self._workload.snapshot()
+            budget = self._read_budget()
+            paused, events = self._user_pauses()
+            seen = replace(snapshot, events=(*snapshot.events, *self._news, *self._budget_change(budget), *events))
+            self._news = []
+            proposal = self._propose(seen, budget)
+            wanted = _with_pauses(proposal, paused)
+            allocation, vetoes = self._guard.check(wanted, seen, budget)
+            self._news += vetoes
+            self._workload.apply(allocation)
+            self._journal.record(Decision(seen, budget, proposal, tuple(self._news), allocation))
+            return allocation
+
+    def pause(self, stage: str) -> None:
+        """Let a stage begin no more items from the next step on, whatever the tuner says, until `resume`.
+
+        Raises:
+            AllocationError: If there is no such stage.
+        """
+        self._set_paused(stage, True)
+
+    def resume(self, stage: str) -> None:
+        """Give a paused stage back to the tuner from the next step on; nothing happens if it is not paused.
+
+        Raises:
+            AllocationError: If there is no such stage.
+        """
+        self._set_paused(stage, False)
+
+    def start(self) -> None:
+        """Take a first step now, then go on in a thread until `stop`; nothing happens if that thread runs."""
+        if self._thread is not None or not self._try_step():
+            return
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-controller", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it; may be called again and from any thread, that one included.
+
+        A tuner that does not return within two seconds is left alone with its thread and named in the log.
+        """
+        thread, self._thread = self._thread, None
+        self._stop.set()
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(JOIN_SECONDS)
+        if thread.is_alive():
+            _log.warning("%r did not return within %g s; its thread is left alone", self._tuner, JOIN_SECONDS)
+
+    def _loop(self, stop: threading.Event) -> None:
+        while not self._clock.sleep(self._interval_seconds, stop):
+            if not self._try_step():
+                return
+
+    def _try_step(self) -> bool:
+        try:
+            self.step()
+        except Exception:
+            _log.exception("Tuning stops after an error; training goes on with the allocation in force")
+            return False
+        return True
+
+    def _propose(self, seen: Snapshot, budget: Budget) -> Allocation:
+        """What the tuner wants, or its last good allocation from the first fault on."""
+        if self._tuner is not None:
+            try:
+                given = self._tuner.propose(seen, budget)
+                self._good = self._checked(given, seen)
+            except Exception as error:
+                last = "its last good allocation" if self._good else "every stage open"
+                _log.exception("The tuner %r failed; training goes on with %s", self._tuner, last)
+                detail = f"{type(error).__name__}: {error}; replaced by {last}"
+                self._news.append(Event("tuner_failed", None, detail))
+                self._tuner = None
+        return self._good or open_allocation(self._workload.stages, budget.cpus)
+
+    def _checked(self, given: object, seen: Snapshot) -> Allocation:
+        """A complete allocation without pauses: a tuner that repeats what it sees may repeat a user's pause."""
+        paused = [name for name, value in seen.allocation.concurrency.items() if value == 0]
+        allocation = check_complete(given, self._names, paused=paused)
+        before = self._good.concurrency if self._good else {}
+        return replace(
+            allocation,
+            concurrency={
+                name: before.get(name) if value == 0 else value for name, value in allocation.concurrency.items()
+            },
+        )
+
+    def _budget_change(self, budget: Budget) -> list[Event]:
+        before, self._budget = self._budget, budget
+        if before is None or before == budget:
+            return []
+        changes = [
+            f"{field.name} {getattr(before, field.name)} -> {getattr(budget, field.name)}"
+            for field in fields(Budget)
+            if getattr(before, field.name) != getattr(budget, field.name)
+        ]
+        return [Event("budget", None, ", ".join(changes))]
+
+    def _user_pauses(self) -> tuple[frozenset[str], list[Event]]:
+        with self._pausing:
+            events, self._pause_events = self._pause_events, []
+            return self._paused, events
+
+    def _set_paused(self, stage: str, paused: bool) -> None:
+        if stage not in self._names:
+            raise AllocationError(f"unknown stage {stage!r}: this workload has {self._names}")
+        with self._pausing:
+            if paused != (stage in self._paused):
+                self._paused = self._paused ^ {stage}
+                verb = "paused" if paused else "resumed"
+                self._pause_events.append(Event("pause", stage, f"{verb} by the user"))
+
+
+def _with_pauses(proposal: Allocation, paused: frozenset[str]) -> Allocation:
+    return replace(
+        proposal,
+        concurrency={**proposal.concurrency, **dict.fromkeys(paused, 0)},
+        reasons={**proposal.reasons, **dict.fromkeys(paused, "paused by the user")},
+    )

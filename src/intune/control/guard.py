@@ -1,0 +1,129 @@
+"""The guard: what a tuner may have, whatever it asks for. It outranks every tuner.
+
+It covers the budget (CPUs, threads, processes; see `clamp`) and, where a memory limit is known, two
+predictions for the next window:
+
+* *Items in flight.* Let B be the limit and `rest` the measured memory less what items in flight hold, that is
+  the trainer, the workers, the interpreter and what allocators keep. Items may then hold 0.9 B - rest.
+  A tenth is spared, as measurements lag and items differ. But memory that allocators keep looks like `rest`
+  and will be used again for the next items, so that this figure alone would fall a little whenever fewer
+  items are in flight and never rise again. So B / 8 is always granted, as far as rest + B / 8 <= B holds:
+  `max(0.9 B - rest, min(B / 8, B - rest))`, and never below 0. (At 0 one item at a time goes on.)
+* *Worker processes.* One more process costs what those of its stage hold on average. Processes are added
+  only while rest, the processes being started and B / 8 for items stay within 0.9 B.
+
+It does not cover what it has no figure for: processes of a stage of which none was measured yet, growth of
+the trainer, or a single item larger than everything so far. It predicts and does not react: memory that is
+already past the limit has to be brought down elsewhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from intune._values import Allocation, Budget, Event, Snapshot, StageSnapshot
+from intune.control.allocation import clamp, processes_held, processes_when_open
+
+USABLE = 0.9
+"""Share of the limit that is planned with."""
+
+FLOOR = 1 / 8
+"""Share of the limit that items in flight may hold although the rest seems to need it."""
+
+
+class Guard:
+    """Lowers allocations to the budget and to what memory allows; pure, without state."""
+
+    def check(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> tuple[Allocation, list[Event]]:
+        """The most of a proposal that is allowed, and why the rest is not.
+
+        Args:
+            proposal: A complete allocation; 0 for stages that a user paused.
+            snapshot: The window just ended; its stages are those of the proposal.
+            budget: What holds now, a change since the window included.
+
+        Returns:
+            The allocation to apply, never above the proposal but for `in_flight_bytes`, which becomes a number
+            where a memory limit is known; and the events: "clamped" by the budget, "vetoed" by a prediction.
+        """
+        allocation, events = clamp(proposal, snapshot, budget)
+        limit = memory_limit(snapshot, budget)
+        if limit is None:
+            return allocation, events
+        rest = _rest(snapshot)
+        if rest is not None:
+            allocation, rest, vetoes = _veto_processes(allocation, snapshot, rest, limit)
+            events += vetoes
+        most = in_flight_limit(limit, rest)
+        asked = allocation.in_flight_bytes
+        if asked is not None and asked > most:
+            detail = f"in_flight_bytes lowered from {_mib(asked)} to {_mib(most)}: the limit for everything is "
+            events.append(Event("vetoed", None, f"{detail}{_mib(limit)}, the rest needs {_mib(rest)}"))
+        return replace(allocation, in_flight_bytes=most if asked is None else min(asked, most)), events
+
+
+def memory_limit(snapshot: Snapshot, budget: Budget) -> int | None:
+    """The limit for the whole process tree in bytes: the budget's, or the machine's where that is tighter."""
+    if budget.memory_bytes is None:
+        return None
+    machine = snapshot.machine.memory_limit_bytes
+    return budget.memory_bytes if machine is None else min(budget.memory_bytes, machine)
+
+
+def in_flight_limit(limit: int, rest: int | None) -> int:
+    """Bytes that items in flight may hold, where everything else holds `rest` of `limit` bytes.
+
+    A `rest` of None, not measured, grants the floor.
+    """
+    floor = int(limit * FLOOR)
+    if rest is None:
+        return floor
+    return max(0, int(limit * USABLE) - rest, min(floor, limit - rest))
+
+
+def _rest(snapshot: Snapshot) -> int | None:
+    memory = snapshot.machine.memory_bytes
+    return None if memory is None else max(0, memory - (snapshot.in_flight_bytes or 0))
+
+
+def _veto_processes(
+    allocation: Allocation, snapshot: Snapshot, rest: int, limit: int
+) -> tuple[Allocation, int, list[Event]]:
+    """The allocation with only the processes that fit, `rest` with those added, and the vetoes."""
+    stages = [stage for stage in snapshot.stages if stage.info.executor == "process" and stage.process_resident_bytes]
+    slots = allocation.slots
+    rest += sum(processes_held(stage, slots)[1] * (stage.process_resident_bytes or 0) for stage in stages)
+    room = int(limit * (USABLE - FLOOR)) - rest
+    concurrency, reasons, events = dict(allocation.concurrency), dict(allocation.reasons), []
+    for stage, target, added, resident in _growing(stages, allocation):
+        granted = max(0, min(added, room // resident))
+        room -= granted * resident
+        rest += granted * resident
+        if granted < added:
+            least = 0 if stage.concurrency == 0 else 1
+            now = max(least, target - (added - granted))
+            detail = (
+                f"{now} processes instead of {target}: {added} more of {_mib(resident)} each do not fit "
+                f"into a limit of {_mib(limit)}, of which {_mib(rest)} are needed otherwise"
+            )
+            concurrency[stage.name] = now
+            reasons[stage.name] = detail
+            events.append(Event("vetoed", stage.name, detail))
+    return replace(allocation, concurrency=concurrency, reasons=reasons), rest, events
+
+
+def _growing(stages: Sequence[StageSnapshot], allocation: Allocation) -> list[tuple[StageSnapshot, int, int, int]]:
+    """The stages that would get more processes: (stage, target, how many more, resident bytes of each)."""
+    found = []
+    for stage in stages:
+        target = allocation.concurrency[stage.name]
+        if target is None:
+            target = processes_when_open(stage.info, allocation.slots)
+        ready, starting, _ = processes_held(stage, allocation.slots)
+        added = target - ready - starting
+        if added > 0 and stage.process_resident_bytes:
+            found.append((stage, target, added, stage.process_resident_bytes))
+    return found
+
+
+def _mib(size: int | None) -> str:
+    return "an unknown amount" if size is None else f"{size / 2**20:,.0f} MiB"

@@ -1,0 +1,35 @@
+"""Tuners: decisions without clock, thread or I/O, each in a file of its own.
+
+`shared` leaves everything open, `even` and `proportional` divide the CPUs, `Static` is what a user wants, and
+`RandomMoves` is for tests.
+"""
+
+from intune._errors import PipelineError
+from intune._values import Tuner
+from intune.tuners.even import Even
+from intune.tuners.proportional import Proportional
+from intune.tuners.random_moves import RandomMoves
+from intune.tuners.shared import Shared
+from intune.tuners.static import Static
+
+__all__ = ["Even", "Proportional", "RandomMoves", "Shared", "Static", "make_tuner"]
+
+_BY_NAME: dict[str, type[Tuner]] = {"even": Even, "proportional": Proportional, "shared": Shared}
+
+
+def make_tuner(name_or_object: str | Tuner) -> Tuner:
+    """A new tuner by its name, or the given object itself.
+
+    Raises:
+        PipelineError: If there is no tuner of that name, or the object has no method `propose`.
+    """
+    if isinstance(name_or_object, str):
+        if name_or_object not in _BY_NAME:
+            names = ", ".join(map(repr, sorted(_BY_NAME)))
+            raise PipelineError(f"unknown tuner {name_or_object!r}: give one of {names}, or an object such as Static")
+        return _BY_NAME[name_or_object]()
+    if isinstance(name_or_object, type):
+        raise PipelineError(f"{name_or_object.__name__} is a class: give an object, {name_or_object.__name__}(...)")
+    if not callable(getattr(name_or_object, "propose", None)):
+        raise PipelineError(f"{name_or_object!r} is no tuner: it needs a method propose(snapshot, budget)")
+    return name_or_object

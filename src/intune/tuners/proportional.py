@@ -1,0 +1,75 @@
+"""Each stage in proportion to its need, in closed form.
+
+Let `service` of a stage be the seconds for which it occupies a place, for each row of the *source*: CPU
+seconds of an item for stages on threads, wall seconds for stages in processes (a process is occupied while it
+waits, too) and for stages that wait, divided by the source rows that an item stands for. At a rate of X source
+rows a second a stage works on X * service items at once. All stages but those that wait share the CPUs, and no
+stage passes its own limit, so the best rate is
+
+    X = min(cpus / sum of service over the stages that compute, max_concurrency / service of each stage)
+
+and a stage needs ceil(X * service), at least 1. Noise must not move it for ever: a stage that has up to half
+as much again as it needs (or one more) keeps what it has, and all stay where that reaches 97 % of X.
+
+A stage that is not measured is left open and takes no part in X. A window that is not warm changes nothing.
+Known weakness: a thread that waits now and then (for a disk, for a lock) occupies its place for longer than its
+CPU seconds say.
+"""
+
+import math
+from collections.abc import Mapping
+
+from intune._values import Allocation, Budget, Snapshot, StageSnapshot
+
+GOOD_ENOUGH = 0.97
+"""Share of the best rate at which a change is not worth it."""
+
+
+class Proportional:
+    """Gives each stage the concurrency that the best common rate needs."""
+
+    def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """The closed form on the figures of this window."""
+        now = {stage.name: snapshot.allocation.concurrency.get(stage.name) or None for stage in snapshot.stages}
+        service = {stage.name: seconds for stage in snapshot.stages if (seconds := _service(stage)) is not None}
+        computing = [stage.name for stage in snapshot.stages if not stage.info.waits]
+        limits = {stage.name: stage.info.max_concurrency or math.inf for stage in snapshot.stages}
+        best = _rate(service, computing, limits, budget.cpus)
+        if not snapshot.warm or math.isinf(best):
+            reason = "as before: too little was measured in this window"
+            return Allocation(now, budget.cpus, reasons=dict.fromkeys(now, reason))
+        needs = {name: max(1, math.ceil(best * seconds - 1e-9)) for name, seconds in service.items()}
+        in_force = {name: now[name] or math.inf for name in needs}
+        fitting = all(in_force[name] <= _enough(need) for name, need in needs.items())
+        reached = _rate(service, computing, in_force, budget.cpus)
+        wanted: dict[str, int | None] = dict.fromkeys(now)
+        reasons = dict.fromkeys(now, "open: not measured")
+        for name, need in needs.items():
+            if fitting and reached >= GOOD_ENOUGH * best:
+                wanted[name], reasons[name] = now[name], f"as before: within 3 % of the best, {best:.3g} source rows/s"
+            else:
+                wanted[name] = now[name] if need <= in_force[name] <= _enough(need) else need
+                busy = best * service[name]
+                reasons[name] = f"busy on {busy:.2f} items at once at {best:.3g} source rows/s"
+        return Allocation(wanted, budget.cpus, reasons=reasons)
+
+
+def _enough(need: int) -> int:
+    """The most that a stage may have without being lowered."""
+    return need + max(1, need // 2)
+
+
+def _service(stage: StageSnapshot) -> float | None:
+    """Seconds a source row, or None where a figure is missing."""
+    by_wall = stage.info.waits or stage.info.executor == "process"
+    seconds = stage.wall_seconds_mean if by_wall else stage.cpu_seconds_mean
+    if seconds is None or not stage.source_rows_per_item:
+        return None
+    return seconds / stage.source_rows_per_item
+
+
+def _rate(service: Mapping[str, float], computing: list[str], limits: Mapping[str, float], cpus: int) -> float:
+    """Source rows a second that these limits allow; infinite where nothing takes time."""
+    total = sum(service.get(name, 0.0) for name in computing)
+    by_cpu = cpus / total if total else math.inf
+    return min([by_cpu, *(limits[name] / seconds for name, seconds in service.items() if seconds)])

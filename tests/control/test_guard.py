@@ -1,0 +1,171 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intune._values import Allocation, Budget, Snapshot, StageInfo, StageSnapshot
+from intune.control.guard import Guard, in_flight_limit
+from intune.testing import blank_snapshot
+
+GIB = 2**30
+READ = StageInfo("read", "source")
+WORK = StageInfo("work", "map", "process")
+
+
+def seen(
+    memory: int | None, in_flight: int | None = 0, *, resident: int | None = None, live: int = 1, **changes: int
+) -> Snapshot:
+    blank = blank_snapshot([READ, WORK])
+    work = StageSnapshot(WORK, live, 0, live, 0, 0, process_resident_bytes=resident)
+    return replace(
+        blank,
+        stages=(blank.stages[0], replace(work, **changes)),
+        machine=replace(blank.machine, memory_bytes=memory),
+        in_flight_bytes=in_flight,
+    )
+
+
+def proposal(work: int | None = 1, in_flight: int | None = None) -> Allocation:
+    return Allocation({"read": None, "work": work}, slots=4, in_flight_bytes=in_flight)
+
+
+def budget(memory: int | None) -> Budget:
+    return Budget(cpus=8, max_processes=16, memory_bytes=memory)
+
+
+def test_without_a_limit_bytes_are_as_the_tuner_says() -> None:
+    for in_flight in (None, 5 * GIB):
+        wanted = proposal(in_flight=in_flight)
+        assert Guard().check(wanted, seen(3 * GIB), budget(None)) == (wanted, [])
+
+
+def test_the_budget_is_obeyed_too() -> None:
+    allocation, events = Guard().check(proposal(work=40), seen(None), Budget(cpus=2, max_processes=3))
+    assert (allocation.concurrency["work"], allocation.slots) == (3, 2)
+    assert {event.kind for event in events} == {"clamped"}
+
+
+@pytest.mark.parametrize(
+    ("rest", "granted"),
+    [
+        (0, 0.9),
+        (0.5, 0.4),
+        (0.7, 0.2),
+        (0.775, 0.125),
+        (0.8, 0.125),
+        (0.875, 0.125),
+        (0.95, 0.05),
+        (1.0, 0.0),
+        (1.3, 0.0),
+    ],
+)
+def test_items_get_what_nine_tenths_leave_then_the_floor_then_what_is_really_there(rest: float, granted: float) -> None:
+    limit = 1_000_000
+    assert in_flight_limit(limit, int(rest * limit)) == pytest.approx(granted * limit, abs=2)
+
+
+@given(limit=st.integers(1, 2**45), rest=st.integers(0, 2**45), more=st.integers(0, 2**45))
+def test_the_prediction_never_passes_the_limit_and_falls_as_the_rest_grows(limit: int, rest: int, more: int) -> None:
+    granted = in_flight_limit(limit, rest)
+    assert granted >= 0
+    assert rest + granted <= max(limit, rest)
+    assert in_flight_limit(limit, rest + more) <= granted
+    if rest <= limit - limit // 8 - 1:
+        assert granted >= limit // 8
+
+
+def test_memory_that_an_allocator_keeps_does_not_strangle_the_pipeline() -> None:
+    """In flight falls, the process does not shrink: the limit must leave room to grow into the kept memory again."""
+    limit, measured = 8 * GIB, 7 * GIB
+    in_flight = 4 * GIB
+    for _ in range(50):
+        allocation, _ = Guard().check(proposal(), seen(measured, in_flight), budget(limit))
+        in_flight = min(in_flight // 2, allocation.in_flight_bytes)
+    assert allocation.in_flight_bytes == limit // 8
+
+
+def test_the_rest_is_measured_memory_less_items_in_flight() -> None:
+    allocation, events = Guard().check(proposal(), seen(6 * GIB, 4 * GIB), budget(10 * GIB))
+    assert (allocation.in_flight_bytes, events) == (7 * GIB, [])
+    allocation, _ = Guard().check(proposal(), seen(6 * GIB, None), budget(10 * GIB))
+    assert allocation.in_flight_bytes == 3 * GIB
+
+
+def test_without_a_measurement_only_the_floor_is_granted() -> None:
+    allocation, _ = Guard().check(proposal(), seen(None), budget(8 * GIB))
+    assert allocation.in_flight_bytes == GIB
+
+
+def test_the_least_of_tuner_and_guard_holds_and_a_cut_is_told() -> None:
+    snapshot = seen(6 * GIB, 4 * GIB)
+    less, events = Guard().check(proposal(in_flight=GIB), snapshot, budget(10 * GIB))
+    assert (less.in_flight_bytes, events) == (GIB, [])
+    more, (event,) = Guard().check(proposal(in_flight=9 * GIB), snapshot, budget(10 * GIB))
+    assert more.in_flight_bytes == 7 * GIB
+    assert (event.kind, event.stage) == ("vetoed", None)
+    assert "from 9,216 MiB to 7,168 MiB" in event.detail
+
+
+def test_the_machines_limit_holds_where_it_is_tighter() -> None:
+    snapshot = seen(1 * GIB)
+    tight = replace(snapshot, machine=replace(snapshot.machine, memory_limit_bytes=2 * GIB))
+    allocation, _ = Guard().check(proposal(), tight, budget(100 * GIB))
+    assert allocation.in_flight_bytes == int(0.9 * 2 * GIB) - GIB
+
+
+def test_processes_are_added_only_as_far_as_their_memory_fits() -> None:
+    # 0.775 of 16 GiB is 12.4; 8 are in use, so 4 of 1 GiB each fit.
+    snapshot = seen(8 * GIB, resident=GIB, live=2)
+    allocation, (event,) = Guard().check(proposal(work=10), snapshot, budget(16 * GIB))
+    assert allocation.concurrency["work"] == 6
+    assert allocation.in_flight_bytes == int(0.9 * 16 * GIB) - 12 * GIB
+    assert (event.kind, event.stage) == ("vetoed", "work")
+    assert event.detail.startswith("6 processes instead of 10: 8 more of 1,024 MiB each do not fit")
+    assert allocation.reasons["work"] == event.detail
+
+
+def test_processes_being_started_are_counted_although_not_measured_yet() -> None:
+    snapshot = seen(8 * GIB, resident=GIB, live=2, processes_starting=3)
+    allocation, _ = Guard().check(proposal(work=10), snapshot, budget(16 * GIB))
+    assert allocation.concurrency["work"] == 6
+
+
+def test_an_open_process_stage_is_vetoed_into_an_int() -> None:
+    snapshot = seen(12 * GIB, resident=GIB, live=2)
+    allocation, (event,) = Guard().check(proposal(work=None), snapshot, budget(16 * GIB))
+    assert allocation.concurrency["work"] == 2
+    assert event.kind == "vetoed"
+
+
+def test_processes_that_run_already_are_left_and_at_least_one_remains() -> None:
+    snapshot = seen(30 * GIB, resident=GIB, live=2)
+    for target, allowed in ((5, 2), (2, 2), (1, 1)):
+        allocation, _ = Guard().check(proposal(work=target), snapshot, budget(16 * GIB))
+        assert allocation.concurrency["work"] == allowed
+    allocation, _ = Guard().check(
+        proposal(work=4), seen(30 * GIB, resident=GIB, live=0, concurrency=1), budget(16 * GIB)
+    )
+    assert allocation.concurrency["work"] == 1
+
+
+def test_a_resumed_process_stage_without_room_stays_paused() -> None:
+    snapshot = seen(30 * GIB, resident=GIB, live=0, concurrency=0)
+    allocation, _ = Guard().check(proposal(work=4), snapshot, budget(16 * GIB))
+    assert allocation.concurrency["work"] == 0
+
+
+def test_what_was_not_measured_is_not_predicted() -> None:
+    allocation, events = Guard().check(proposal(work=10), seen(15 * GIB, resident=None), budget(16 * GIB))
+    assert (allocation.concurrency["work"], events) == (10, [])
+
+
+def test_growing_stages_share_the_room_the_earlier_first() -> None:
+    # 0.775 of 16 GiB is 12.4; 8 are in use, so 4 more processes of 1 GiB fit, whoever gets them.
+    snapshot = seen(8 * GIB, resident=GIB, live=2)
+    other = replace(snapshot.stages[1], info=StageInfo("other", "map", "process"))
+    wanted = Allocation({"read": None, "work": 5, "other": 9}, slots=4)
+    both = replace(snapshot, stages=(*snapshot.stages, other))
+    allocation, events = Guard().check(wanted, both, budget(16 * GIB))
+    assert allocation.concurrency == {"read": None, "work": 5, "other": 3}
+    assert [event.stage for event in events] == ["other"]
