@@ -1,0 +1,105 @@
+"""Where pipelines begin: one function for each source."""
+
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import Any
+
+import pyarrow as pa
+
+from intune.pipeline.chain import Pipeline
+from intune.sources.parquet import ParquetSource
+from intune.sources.samples import DatasetSource, IterableSource
+from intune.sources.text import TextSource
+
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+
+def read_parquet(
+    paths: Paths, *, columns: Sequence[str] | None = None, filesystem: Any = None, block_rows: int = 65_536
+) -> Pipeline:
+    """Read Parquet files as blocks (`pyarrow.RecordBatch`).
+
+    A unit of work is a row group; a larger one is streamed as consecutive blocks of `block_rows` rows. Empty
+    files and row groups contribute nothing.
+
+    Args:
+        paths: A path, glob ("clicks/**/*.parquet") or folder, or a list of them; read in the order of paths.
+        columns: Columns to read, in this order; None = all. Others are not read from disk.
+        filesystem: A pyarrow or fsspec file system, for object stores.
+        block_rows: The most rows of a block.
+
+    Raises:
+        SourceError: If a path is missing or no Parquet file, a column is unknown, or files' schemas do not fit.
+    """
+    return Pipeline(ParquetSource(paths, columns=columns, filesystem=filesystem, block_rows=block_rows))
+
+
+def read_tsv(
+    paths: Paths,
+    *,
+    schema: pa.Schema,
+    delimiter: str = "\t",
+    header: bool = False,
+    hex_columns: Sequence[str] = (),
+    unit_bytes: int = 8 << 20,
+    filesystem: Any = None,
+) -> Pipeline:
+    """Read delimited text without quoting as blocks (`pyarrow.RecordBatch`); types are declared, never guessed.
+
+    A unit of work is a byte range of a file, cut at line ends. The empty field is missing, everything else is
+    taken as it stands.
+
+    Args:
+        paths: A path, glob or folder, or a list of them; read in the order of paths.
+        schema: Names and types of the columns.
+        delimiter: One character between fields.
+        header: Whether the first line of each file has the names; they must be those of the schema.
+        hex_columns: Columns of hexadecimal numbers, given as int64.
+        unit_bytes: Size of a byte range.
+        filesystem: A pyarrow or fsspec file system, for object stores.
+
+    Raises:
+        SourceError: If a path is missing, a line has another number of fields, or a value does not fit its type;
+            the message names file, line and column.
+    """
+    return Pipeline(
+        TextSource(
+            paths,
+            schema=schema,
+            delimiter=delimiter,
+            header=header,
+            hex_columns=hex_columns,
+            unit_bytes=unit_bytes,
+            filesystem=filesystem,
+        )
+    )
+
+
+def from_iterable(iterable: Iterable[Any]) -> Pipeline:
+    """Take samples from any iterable, one pass an epoch.
+
+    With several ranks sample i goes to rank i % world_size.
+
+    Args:
+        iterable: A list, or an object whose `__iter__` begins anew; a generator serves for one epoch.
+
+    Raises:
+        PipelineError: If it cannot be iterated.
+    """
+    return Pipeline(IterableSource(iterable))
+
+
+def from_dataset(dataset: Any, *, sampler: Any = None, max_concurrency: int | None = None) -> Pipeline:
+    """Take samples from a map-style dataset (torch), several at once.
+
+    With a shuffle in the chain the numbers are permuted over the whole dataset each epoch.
+
+    Args:
+        dataset: Has `__getitem__` and `__len__`.
+        sampler: Fixes the order: gives the numbers of this rank, anew each epoch (after `set_epoch(epoch)`).
+        max_concurrency: The most samples read at once; 1 where `__getitem__` is not safe in parallel.
+
+    Raises:
+        PipelineError: If the dataset cannot be read by number.
+    """
+    return Pipeline(DatasetSource(dataset, sampler, max_concurrency))

@@ -1,0 +1,1 @@
+"""Readers: each a source that the pipeline package knows by protocol only."""

@@ -1,0 +1,206 @@
+"""Lines of fields to typed columns: pyarrow's parser, held to the letter, and errors that say which line."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from intune._errors import SourceError
+from intune.sources._hex import first_non_hex, hex_to_int64
+from intune.sources._lines import BYTE_ORDER_MARK, Lines
+
+_PARSED_AT_ONCE = 2 << 20
+"""Bytes; the parser leaves the cache with more: 0.54 against 0.66 us for a row of 40 fields."""
+
+_LONGEST_SHOWN = 80
+
+
+class BadLineError(Exception):
+    """A line is not as declared.
+
+    Attributes:
+        line: Its index in the lines that were given.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, line: int, reason: str) -> None:
+        """Remember what is wrong where."""
+        super().__init__(f"line {line}: {reason}")
+        self.line = line
+        self.reason = reason
+
+
+class FieldParser:
+    """Turns lines into a record batch of a declared schema; immutable."""
+
+    def __init__(self, schema: pa.Schema, delimiter: str, null: str, hex_columns: Sequence[str]) -> None:
+        """Check that the schema can be read from text.
+
+        Raises:
+            SourceError: If it cannot be.
+        """
+        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in "\r\n\0":
+            raise SourceError(f"delimiter must be one ASCII character that ends no line, not {delimiter!r}")
+        if any(mark in null for mark in (delimiter, "\r", "\n")):
+            raise SourceError(f"null must be the text of one field, not {null!r}")
+        self.schema: pa.Schema = schema
+        self._hex_columns = _checked_hex_columns(schema, hex_columns)
+        self._delimiter = delimiter
+        self._null = null
+        self._types = {field.name: pa.binary() if field.name in self._hex_columns else field.type for field in schema}
+        self._options = pacsv.ParseOptions(
+            delimiter=delimiter,
+            quote_char=False,
+            double_quote=False,
+            escape_char=False,
+            newlines_in_values=False,
+            ignore_empty_lines=len(schema) > 1,  # of one column, an empty line is a row with an empty field
+        )
+        self._all = self._convert_options(schema.names)
+        self._check_types()
+
+    def fixed_bytes(self, rows: int) -> int:
+        """Bytes that so many rows need apart from the text of strings: values, offsets, validity."""
+        return rows * sum(_bytes_a_value(field.type) for field in self.schema)
+
+    def row_lines(self, lines: Lines) -> npt.NDArray[np.int64]:
+        """int64 [rows]: which of the lines are rows."""
+        if len(self.schema) == 1:
+            return np.arange(len(lines))
+        return np.flatnonzero(~lines.is_empty())
+
+    def check_header(self, lines: Lines) -> None:
+        """Compare the first line with the names of the schema.
+
+        Raises:
+            BadLineError: If they differ.
+        """
+        names = self._split(lines, 0) if len(lines) else []
+        if names != self.schema.names:
+            raise BadLineError(0, f"the header has the names {names}, the schema has {self.schema.names}")
+
+    def parse(self, lines: Lines) -> pa.RecordBatch | None:
+        """One batch with all rows in the lines, or None if there are none.
+
+        Raises:
+            BadLineError: For the first line that is not as declared.
+        """
+        stray = lines.stray_return()
+        if stray is not None:  # pyarrow would begin a new row there
+            raise BadLineError(stray, "a carriage return that no line feed follows")
+        rows = self.row_lines(lines)
+        if not rows.size:
+            return None
+        try:
+            table = self._read(lines, self._all)
+        except pa.ArrowInvalid as error:
+            raise self._first_bad(lines, error) from None
+        columns = []
+        for field, column in zip(self.schema, table.columns, strict=True):
+            array = self._hex(field, column, rows) if field.name in self._hex_columns else _joined(column)
+            if array.null_count and not field.nullable:
+                row = array.is_null().index(True).as_py()
+                raise BadLineError(int(rows[row]), f"column {field.name!r} is empty, and the schema says not null")
+            columns.append(array)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _read(self, lines: Lines, convert: pacsv.ConvertOptions) -> pa.Table:
+        data = lines.data
+        if lines.begins_with_mark():
+            # pyarrow skips a mark wherever it starts to read, but this one is the beginning of a value.
+            data = pa.py_buffer(BYTE_ORDER_MARK + data.to_pybytes())
+        read = pacsv.ReadOptions(
+            use_threads=False,
+            block_size=max(_PARSED_AT_ONCE, lines.longest() + len(BYTE_ORDER_MARK) + 1),
+            column_names=self.schema.names,
+        )
+        return pacsv.read_csv(pa.BufferReader(data), read, self._options, convert)
+
+    def _convert_options(self, names: list[str]) -> pacsv.ConvertOptions:
+        return pacsv.ConvertOptions(
+            column_types=self._types, null_values=[self._null], strings_can_be_null=True, include_columns=names
+        )
+
+    def _check_types(self) -> None:
+        line = self._delimiter.join([self._null] * len(self.schema)).encode() + b"\n"
+        lines = Lines(pa.py_buffer(line), np.array([len(line)]), 0)
+        for field in self.schema:
+            try:
+                self._read(lines, self._convert_options([field.name]))
+            except pa.ArrowNotImplementedError:
+                raise SourceError(
+                    f"column {field.name!r}: {field.type} cannot be read from text; declare a string and map it"
+                ) from None
+
+    def _split(self, lines: Lines, line: int) -> list[str]:
+        return lines.text(line).decode(errors="backslashreplace").split(self._delimiter)
+
+    def _hex(self, field: pa.Field, column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.Array:
+        try:
+            return _joined(pa.chunked_array([hex_to_int64(chunk) for chunk in column.chunks], pa.int64()))
+        except SourceError:
+            strings = _joined(column)
+            row = first_non_hex(strings)
+            if row is None:
+                raise
+            value = _shown(strings[row].as_py().decode(errors="backslashreplace"))
+            reason = f"column {field.name!r}: {value} is not a hexadecimal number of 1 to 8 digits"
+            raise BadLineError(int(rows[row]), reason) from None
+
+    def _first_bad(self, lines: Lines, error: pa.ArrowInvalid) -> BadLineError:
+        """Find the line by halving: a prefix of the lines fails exactly if it has the bad one."""
+        good, bad = 0, len(lines)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._fails(lines.slice(0, middle), self._all):
+                bad = middle
+            else:
+                good = middle
+        line = lines.slice(bad - 1, bad)
+        fields = self._split(line, 0)
+        if len(fields) != len(self.schema):
+            return BadLineError(bad - 1, f"found {len(fields)} fields, expected {len(self.schema)}")
+        for field, value in zip(self.schema, fields, strict=True):
+            if self._fails(line, self._convert_options([field.name])):
+                return BadLineError(bad - 1, f"column {field.name!r}: {_shown(value)} is not a valid {field.type}")
+        return BadLineError(bad - 1, str(error))
+
+    def _fails(self, lines: Lines, convert: pacsv.ConvertOptions) -> bool:
+        try:
+            self._read(lines, convert)
+        except pa.ArrowInvalid:
+            return bool(self.row_lines(lines).size)  # no rows at all is an error for pyarrow, but not for us
+        return False
+
+
+def _checked_hex_columns(schema: pa.Schema, hex_columns: Sequence[str]) -> frozenset[str]:
+    if not isinstance(schema, pa.Schema) or not len(schema):
+        raise SourceError(f"schema must be a pyarrow.Schema with at least one field, not {schema!r}")
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SourceError(f"schema has names more than once: {', '.join(twice)}")
+    if isinstance(hex_columns, str):
+        raise SourceError(f"hex_columns must be a list of names, not the string {hex_columns!r}")
+    for name in hex_columns:
+        if name not in schema.names:
+            raise SourceError(f"hex column {name!r} is not in the schema, which has {', '.join(schema.names)}")
+        if schema.field(name).type != pa.int64():
+            raise SourceError(f"hex column {name!r} must be declared int64, not {schema.field(name).type}")
+    return frozenset(hex_columns)
+
+
+def _bytes_a_value(kind: pa.DataType) -> int:
+    try:
+        return int(kind.bit_width) // 8 + 1
+    except ValueError:  # strings: an offset
+        return 9 if kind in (pa.large_string(), pa.large_binary()) else 5
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "...")

@@ -1,0 +1,130 @@
+"""Ranges of lines in a file: which lines begin in a byte range, and where each of them ends.
+
+A line ends with LF or CRLF, the last one of a file perhaps with nothing. A line belongs to the range in
+which it begins, so ranges that cover a file give each line exactly once, wherever they are cut.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from intune._errors import SourceError
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LONGEST_LINE = 16 << 20
+"""Bytes of the longest line that is read; a longer one is taken for a file that is not text."""
+
+_LF, _CR = 10, 13
+_SCAN = 1 << 18  # bytes scanned at once, so that the comparison stays in the cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lines:
+    """Whole lines that follow each other in a file.
+
+    Attributes:
+        data: Their bytes, line ends included.
+        ends: int64 [lines], where each ends in `data`, its line end included.
+        offset: Where `data` begins in the file.
+    """
+
+    data: pa.Buffer
+    ends: npt.NDArray[np.int64]
+    offset: int
+
+    def __len__(self) -> int:
+        """Number of lines, empty ones included."""
+        return int(self.ends.size)
+
+    def slice(self, start: int, stop: int) -> "Lines":
+        """Lines `start` to `stop`, sharing the bytes."""
+        first = int(self.ends[start - 1]) if start else 0
+        last = int(self.ends[stop - 1]) if stop else 0
+        return Lines(self.data.slice(first, last - first), self.ends[start:stop] - first, self.offset + first)
+
+    def begins_with_mark(self) -> bool:
+        """Whether the first character is a byte order mark, or a value that looks like one."""
+        return bool(self.data.slice(0, min(len(BYTE_ORDER_MARK), self.data.size)).to_pybytes() == BYTE_ORDER_MARK)
+
+    def without_mark(self) -> "Lines":
+        """The same lines without the byte order mark that a file may begin with."""
+        if not self.begins_with_mark():
+            return self
+        data = self.data.slice(len(BYTE_ORDER_MARK))
+        ends = self.ends - len(BYTE_ORDER_MARK)
+        return Lines(data, ends[ends > 0], self.offset + len(BYTE_ORDER_MARK))
+
+    def text(self, line: int) -> bytes:
+        """One line without its line end."""
+        text: bytes = self.slice(line, line + 1).data.to_pybytes()
+        return text.removesuffix(b"\n").removesuffix(b"\r") if text.endswith(b"\n") else text
+
+    def is_empty(self) -> npt.NDArray[np.bool_]:
+        """Which lines have nothing but their line end: bool [lines]."""
+        lengths = np.diff(self.ends, prepend=0)
+        array = np.frombuffer(self.data, np.uint8)
+        empty: npt.NDArray[np.bool_] = (lengths == 1) & (array[self.ends - 1] == _LF)
+        two = np.flatnonzero(lengths == 2)
+        empty[two] = (array[self.ends[two] - 2] == _CR) & (array[self.ends[two] - 1] == _LF)
+        return empty
+
+    def longest(self) -> int:
+        """Bytes of the longest line, its line end included."""
+        return int(np.diff(self.ends, prepend=0).max(initial=0))
+
+    def stray_return(self) -> int | None:
+        """The first line with a carriage return that is not part of its line end, or None."""
+        array = np.frombuffer(self.data, np.uint8)
+        if not any(np.any(part == _CR) for part in _parts(array)):
+            return None
+        returns = np.flatnonzero(array == _CR)
+        stray = returns[array[np.minimum(returns + 1, array.size - 1)] != _LF]
+        return int(np.searchsorted(self.ends, stray[0], side="right")) if stray.size else None
+
+
+def read_lines(stream: pa.NativeFile, size: int, start: int, stop: int) -> Lines:
+    """Read the lines that begin in the bytes `start` to `stop` of a file of `size` bytes, stop <= size.
+
+    Raises:
+        SourceError: If a line is longer than both the range and `LONGEST_LINE`.
+    """
+    begin = max(start - 1, 0)  # one byte earlier, to see whether a line begins at `start` itself
+    ahead = min(max((stop - start) >> 6, 1 << 10), 1 << 16)
+    while True:
+        stream.seek(begin)
+        data = stream.read_buffer(min(stop + ahead, size) - begin)
+        ends = _line_ends(np.frombuffer(data, np.uint8))
+        if begin + data.size == size and (not ends.size or ends[-1] != data.size):
+            ends = np.append(ends, data.size)  # the last line of the file has no line end
+        last = int(np.searchsorted(ends, stop - begin))  # the line in which byte `stop - 1` lies
+        if last < ends.size or (start and last == 0):
+            break
+        if ahead > max(stop - start, LONGEST_LINE):
+            raise SourceError(f"no line end in the {ahead:,} bytes after byte {stop:,}; is this a text file?")
+        ahead *= 4
+    if start and last == 0:
+        return Lines(data.slice(0, 0), ends[:0], start)  # all within a line that began before
+    return Lines(data, ends, begin).slice(1 if start else 0, last + 1)
+
+
+def count_lines(stream: pa.NativeFile, stop: int) -> int:
+    """Lines that end in the first `stop` bytes of a file. Slow: for error messages."""
+    count = 0
+    for begin in range(0, stop, 1 << 20):
+        stream.seek(begin)
+        block = np.frombuffer(stream.read_buffer(min(stop - begin, 1 << 20)), np.uint8)
+        count += int(np.count_nonzero(block == _LF))
+    return count
+
+
+def _parts(array: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+    for begin in range(0, array.size, _SCAN):
+        yield array[begin : begin + _SCAN]
+
+
+def _line_ends(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    found = [np.flatnonzero(part == _LF) + (index * _SCAN + 1) for index, part in enumerate(_parts(array))]
+    return np.concatenate(found) if found else np.empty(0, np.int64)

@@ -1,0 +1,155 @@
+"""Parquet files, read a row group at a time; larger row groups as a stream of blocks."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from intune._errors import SourceError
+from intune.sources._files import Paths, find_files, reading
+from intune.sources._footers import READ_AHEAD, FooterCache, read_footers
+from intune.sources._schema import check_columns, merge_schemas
+
+
+class ParquetSource:
+    """Row groups of Parquet files; a `BlockSource`.
+
+    A unit is one row group that has rows. It is read as blocks of `block_rows` rows, the last one perhaps with
+    fewer; a row group of no more than that is one block. Memory follows the block and, for groups that are
+    larger than one, not the group. All blocks have `schema`, whatever the file they come from.
+
+    All methods may be called from several threads at once.
+    """
+
+    kind = "read_parquet"
+    max_concurrency: int | None = None
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        filesystem: Any = None,
+        block_rows: int = 65_536,
+    ) -> None:
+        """List the files and read their footers; no data is read.
+
+        Args:
+            paths: Files, folders or patterns, see `find_files`.
+            columns: Names of top-level columns, in the order in which they come out; None: all.
+            filesystem: A pyarrow or fsspec filesystem. None: the local one, or what a URI says.
+            block_rows: Most rows of a block, at least 1.
+
+        Raises:
+            SourceError: If a path is missing, a file is not a whole Parquet file, a column is missing, or the
+                files have types that cannot be joined without loss (see `merge_schemas`).
+        """
+        check_columns(columns)
+        if block_rows < 1:
+            raise SourceError(f"block_rows must be at least 1, not {block_rows}")
+        self._columns = None if columns is None else list(columns)
+        self._block_rows = block_rows
+        self._files = find_files(paths, filesystem)
+        self._footers = FooterCache()
+        self._unit_files, self._unit_groups, self._unit_rows, self._bounds = (array("q") for _ in range(4))
+        schemas = self._scan()
+        self.schema: pa.Schema = merge_schemas(schemas, self._columns)
+        self._width = sum(_cast_width(field, schemas) for field in self.schema)
+
+    def identity(self) -> dict[str, Any]:
+        """JSON that tells this source from another: files by relative path and size, options, never contents."""
+        return {
+            "kind": self.kind,
+            "files": self._files.identity(),
+            "columns": self.schema.names,
+            "block_rows": self._block_rows,
+        }
+
+    def unit_count(self) -> int:
+        """Number of row groups that have rows, files sorted by path."""
+        return len(self._unit_rows)
+
+    def unit_rows(self) -> Sequence[int]:
+        """Rows of each unit, from the footers."""
+        return self._unit_rows.tolist()
+
+    def count_unit_rows(self) -> Sequence[int]:
+        """Rows of each unit, from the footers."""
+        return self._unit_rows.tolist()
+
+    def read_bound(self, unit: int) -> int:
+        """Bytes that reading one block of this unit needs at most, blocks and buffers, from its footer.
+
+        Sound for numbers. For strings stored through a dictionary it is a high guess, since no footer says
+        how long they are together, and for lists in streamed groups it allows blocks of 4 times the mean.
+        """
+        rows = min(self._unit_rows[unit], self._block_rows)
+        return self._bounds[unit] + rows * self._width
+
+    def describe(self, unit: int) -> str:
+        """Path and row group: "/data/clicks/a.parquet, row group 3"."""
+        return f"{self._files.path(self._unit_files[unit])}, row group {self._unit_groups[unit]}"
+
+    def open(self, unit: int) -> Iterator[pa.RecordBatch]:
+        """Read one row group as blocks; the file is open until the iterator ends or is closed.
+
+        Raises:
+            SourceError: If the file cannot be read or has changed; the message has path and row group.
+        """
+        file, left = self._unit_files[unit], self._unit_rows[unit]
+        with reading(partial(self.describe, unit)), self._files.open(file) as stream:
+            parquet = pq.ParquetFile(
+                stream,
+                metadata=self._footers.get(file),
+                pre_buffer=False,
+                buffer_size=READ_AHEAD if left > self._block_rows else 0,  # without: whole columns of the group
+            )
+            self._footers.put(file, parquet.metadata)
+            for batch in parquet.iter_batches(
+                batch_size=self._block_rows,
+                row_groups=[self._unit_groups[unit]],
+                columns=self._columns,
+                use_threads=False,
+            ):
+                if batch.num_rows != min(left, self._block_rows):
+                    raise self._wrong_rows(unit, batch.num_rows, min(left, self._block_rows))
+                left -= batch.num_rows
+                yield self._conform(batch)
+            if left:
+                raise self._wrong_rows(unit, 0, left)
+
+    def _scan(self) -> list[tuple[str, pa.Schema]]:
+        """Note all units; the distinct schemas with the first file that has each."""
+        schemas: list[tuple[str, pa.Schema]] = []
+        footers = read_footers(self._files, self._columns, self._block_rows, self._footers)
+        for file, footer in enumerate(footers):
+            if not any(footer.schema.equals(schema) for _, schema in schemas):
+                schemas.append((self._files.path(file), footer.schema))
+            for group in footer.groups:
+                self._unit_files.append(file)
+                self._unit_groups.append(group.index)
+                self._unit_rows.append(group.rows)
+                self._bounds.append(group.bytes_needed)
+        return schemas
+
+    def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns in the order and the types of the common schema."""
+        columns = []
+        for field in self.schema:
+            column = batch.column(field.name)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _wrong_rows(self, unit: int, found: int, expected: int) -> SourceError:
+        return SourceError(
+            f"{self.describe(unit)}: got {found:,} rows instead of {expected:,} in a block. If a column has more than "
+            f"2 GiB of text in {self._block_rows:,} rows, lower block_rows; else the file has changed or is damaged"
+        )
+
+
+def _cast_width(field: pa.Field, schemas: list[tuple[str, pa.Schema]]) -> int:
+    """Bytes a row that casting a column to the common type adds in some file."""
+    return field.type.bit_width // 8 if any(schema.field(field.name).type != field.type for _, schema in schemas) else 0

@@ -1,0 +1,250 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.fs as pafs
+import pytest
+
+from intune._errors import SourceError
+from intune.sources._files import FileSet, find_files, reading
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Files of which each has its own size."""
+    names = [
+        "b.parquet", "a.parquet", "_SUCCESS", ".a.parquet.crc", "p.tmp", "a.parquet.crc", "note.txt",
+        "day=1/x.parquet", "day=1/_temporary/y.parquet", "day=2/x.parquet", "day=2/deep/er/z.parquet",
+        ".hidden/h.parquet", "odd[1].parquet",
+    ]  # fmt: skip
+    for size, name in enumerate(names, 1):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    return tmp_path
+
+
+def names(files: FileSet, tree: Path) -> list[str]:
+    return [files.path(index).removeprefix(f"{tree}/") for index in range(len(files))]
+
+
+ALL = [
+    "a.parquet", "b.parquet", "day=1/x.parquet", "day=2/deep/er/z.parquet", "day=2/x.parquet", "note.txt",
+    "odd[1].parquet",
+]  # fmt: skip
+
+
+def test_a_folder_stands_for_all_below_it_but_ignored_names(tree: Path) -> None:
+    assert names(find_files(tree), tree) == ALL
+    assert names(find_files(f"{tree}/"), tree) == ALL
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.parquet", ["a.parquet", "b.parquet", "odd[1].parquet"]),
+        ("?.parquet", ["a.parquet", "b.parquet"]),
+        ("[!a].parquet", ["b.parquet"]),
+        ("day=*/*.parquet", ["day=1/x.parquet", "day=2/x.parquet"]),
+        ("day=*/x.parquet", ["day=1/x.parquet", "day=2/x.parquet"]),
+        ("*/deep/*/*", ["day=2/deep/er/z.parquet"]),
+        ("day=*", ["day=1/x.parquet", "day=2/deep/er/z.parquet", "day=2/x.parquet"]),
+        ("**", ALL),
+        ("**/*", ALL),
+        ("**/*.parquet", [name for name in ALL if name != "note.txt"]),
+        ("**/x.parquet", ["day=1/x.parquet", "day=2/x.parquet"]),
+        ("day=2/**/*.parquet", ["day=2/deep/er/z.parquet", "day=2/x.parquet"]),
+        ("**/er/**", ["day=2/deep/er/z.parquet"]),
+        ("*", ALL),
+        ("odd[1].parquet", ["odd[1].parquet"]),  # a name that exists is no pattern
+        ("odd[[]1].parquet", ["odd[1].parquet"]),
+        ("_*", ["_SUCCESS"]),
+        ("*.tmp", ["p.tmp"]),
+        (".hidden/*", [".hidden/h.parquet"]),
+    ],
+)
+def test_patterns(tree: Path, pattern: str, expected: list[str]) -> None:
+    assert names(find_files(tree / pattern), tree) == expected
+
+
+@pytest.mark.parametrize("name", ["_SUCCESS", ".a.parquet.crc", "p.tmp", ".hidden/h.parquet"])
+def test_a_path_that_is_spelled_out_is_taken_as_given(tree: Path, name: str) -> None:
+    assert names(find_files(str(tree / name)), tree) == [name]
+
+
+def test_several_kinds_at_once_come_sorted_with_their_sizes(tree: Path) -> None:
+    files = find_files([tree / "day=2", str(tree / "b*.parquet"), tree / "_SUCCESS"])
+    assert names(files, tree) == ["_SUCCESS", "b.parquet", "day=2/deep/er/z.parquet", "day=2/x.parquet"]
+    assert files.sizes.dtype == np.int64
+    assert [Path(files.path(index)).stat().st_size for index in range(4)] == files.sizes.tolist()
+
+
+def test_relative_paths(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree / "day=1")
+    assert names(find_files(["../day=2/x.parquet", "x.parquet", "../?.parquet"]), tree) == [
+        "a.parquet",
+        "b.parquet",
+        "day=1/x.parquet",
+        "day=2/x.parquet",
+    ]
+    monkeypatch.chdir(tree)
+    assert names(find_files("."), tree) == ALL
+    assert names(find_files("**"), tree) == ALL
+
+
+@pytest.mark.parametrize("twice", [["a.parquet", "*.parquet"], ["a.parquet", "./a.parquet"], ["day=2", "**"]])
+def test_a_file_given_twice_is_refused(tree: Path, twice: list[str]) -> None:
+    with pytest.raises(SourceError, match="more than once") as caught:
+        find_files([f"{tree}/{name}" for name in twice])
+    assert "parquet is given" in str(caught.value)
+
+
+def test_a_missing_file_says_what_was_given_where_it_was_looked_for_and_what_is_there(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tree)
+    with pytest.raises(SourceError) as caught:
+        find_files("day=1/x.parqet")
+    message = str(caught.value)
+    assert "'day=1/x.parqet'" in message
+    assert f"{tree}/day=1/x.parqet" in message
+    assert "x.parquet" in message.split(";")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("dai=1/x.parquet", "similar names: day=1, day=2"),
+        ("c.parqet", "a.parquet"),
+        ("*.parket", "parquet"),
+        ("day=1/*.csv", "x.parquet"),
+        ("dai=1/*.parquet", "day=1"),
+        ("zzzzzzzzzz", "has .a.parquet.crc, .hidden, _SUCCESS, a.parquet, a.parquet.crc, ..."),
+    ],
+)
+def test_hints(tree: Path, given: str, hint: str) -> None:
+    with pytest.raises(SourceError, match=re.escape(hint)):
+        find_files(tree / given)
+
+
+def test_folders_without_files(tree: Path) -> None:
+    (tree / "empty").mkdir()
+    (tree / "marks").mkdir()
+    (tree / "marks" / "_SUCCESS").touch()
+    for name in ("empty", "marks", "empty/*", "empty/**", "marks/*"):
+        with pytest.raises(SourceError, match=re.escape(str(tree / name))):
+            find_files(tree / name)
+    with pytest.raises(SourceError, match="no paths given"):
+        find_files([])
+
+
+@pytest.mark.parametrize("bad", [[3], [None], [b"a"]])
+def test_paths_of_another_type(bad: list[object]) -> None:
+    with pytest.raises(SourceError, match=re.escape(type(bad[0]).__name__)):
+        find_files(bad)  # type: ignore[arg-type]
+
+
+def test_identity_is_about_names_and_sizes_below_the_common_folder(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("copy") / "elsewhere"
+    for name in ALL:
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_bytes((tree / name).read_bytes())
+    identity = find_files(tree).identity()
+    assert identity == find_files(other).identity()
+    assert identity["files"][0] == ["a.parquet", 2]
+    assert (identity["count"], identity["bytes"]) == (len(ALL), sum((tree / name).stat().st_size for name in ALL))
+    (other / "a.parquet").write_bytes(b"yy")  # same size: contents do not count
+    assert identity == find_files(other).identity()
+    (other / "a.parquet").write_bytes(b"yyy")
+    assert identity["digest"] != find_files(other).identity()["digest"]
+    (other / "a.parquet").write_bytes(b"yy")
+    (other / "b.parquet").rename(other / "c.parquet")
+    assert identity["digest"] != find_files(other).identity()["digest"]
+
+
+def test_identity_of_many_files_stays_small(tmp_path: Path) -> None:
+    for index in range(100):
+        (tmp_path / f"part-{index:03}").touch()
+    identity = find_files(tmp_path).identity()
+    assert (identity["count"], len(identity["digest"])) == (100, 64)
+    assert "files" not in identity
+
+
+def test_common_root(tree: Path) -> None:
+    assert find_files(tree / "a.parquet").names == ("a.parquet",)
+    assert find_files([tree / "day=1", tree / "day=2/x.parquet"]).names == ("day=1/x.parquet", "day=2/x.parquet")
+
+
+def test_uris(tree: Path) -> None:
+    uri = tree.as_uri()
+    assert names(find_files(uri), tree) == ALL
+    assert names(find_files(f"{uri}/day=*/x.parquet"), tree) == ["day=1/x.parquet", "day=2/x.parquet"]
+    assert names(find_files([f"{uri}/a.parquet", tree / "b.parquet"]), tree) == ["a.parquet", "b.parquet"]
+    with pytest.raises(SourceError, match=r"nosuch://here.*filesystem="):
+        find_files("nosuch://here/a")
+
+
+def test_paths_on_two_filesystems_are_refused(tree: Path) -> None:
+    with pytest.raises(SourceError, match="different filesystems"):
+        find_files([tree / "a.parquet", "mock://a/b"])
+
+
+def test_a_pyarrow_filesystem(tree: Path) -> None:
+    below = pafs.SubTreeFileSystem(str(tree), pafs.LocalFileSystem())
+    for given, expected in [
+        ("day=2", ["day=2/deep/er/z.parquet", "day=2/x.parquet"]),
+        ("day=*/x.parquet", ["day=1/x.parquet", "day=2/x.parquet"]),
+        ("**/x.parquet", ["day=1/x.parquet", "day=2/x.parquet"]),
+        ("?.parquet", ["a.parquet", "b.parquet"]),
+        ("", ALL),
+        ("**", ALL),
+    ]:
+        files = find_files(given, below)
+        assert [files.path(index).lstrip("/") for index in range(len(files))] == expected, given
+        with files.open(0) as stream:
+            assert stream.size() == files.sizes[0]
+    with pytest.raises(SourceError, match=r"c\.parquet"):
+        find_files("c.parquet", below)
+
+
+def test_an_fsspec_filesystem(tree: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    for name in ALL:
+        memory.pipe(f"/data/{name}", (tree / name).read_bytes())
+    try:
+        for given in ("/data", "/data/**", "data/"):
+            files = find_files(given, memory)
+            assert [files.path(index).removeprefix("/data/") for index in range(len(files))] == ALL
+        files = find_files(["/data/day=*/x.parquet", "/data/a.parquet"], memory)
+        assert files.names == ("a.parquet", "day=1/x.parquet", "day=2/x.parquet")
+        with files.open(1) as stream:
+            assert stream.read() == (tree / "day=1/x.parquet").read_bytes()
+        with pytest.raises(SourceError, match=r"a\.parquet"):
+            find_files("/data/A.parquet", memory)
+    finally:
+        memory.store.clear()
+
+
+def test_another_object_is_no_filesystem(tree: Path) -> None:
+    with pytest.raises(SourceError, match=r"pyarrow\.fs\.FileSystem or an fsspec filesystem, not str"):
+        find_files(tree, "s3")
+
+
+def test_a_file_that_changes_its_size_is_noticed_and_not_left_open(tree: Path) -> None:
+    files = find_files(tree / "a.parquet")
+    (tree / "a.parquet").write_bytes(b"longer than before")
+    with pytest.raises(SourceError, match=r"a\.parquet has changed.*2 bytes.*18 now"):
+        files.open(0)
+
+
+def test_reading_errors_name_the_place_and_memory_errors_pass() -> None:
+    with pytest.raises(SourceError, match=r"^here: cannot be read: no such thing$") as caught, reading(lambda: "here"):
+        raise OSError("no such thing")
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(MemoryError), reading(lambda: "here"):
+        raise MemoryError
+    with pytest.raises(KeyError), reading(lambda: "here"):
+        raise KeyError
