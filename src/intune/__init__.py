@@ -1,0 +1,59 @@
+"""Feed a model in training as fast as the machine allows.
+
+A pipeline is a chain of stages; a loader runs it; a tuner decides how many items each stage may work on at
+once while training runs, and a guard keeps that within the budget:
+
+               snapshot                 proposal                 allocation
+    Workload ------------> Tuner.propose ---------> Budget + Guard ---------> Workload.apply
+       ^  a running loader                                                         |
+       +------------------ Controller: one thread, one clock, one journal ---------+
+
+    import intune
+
+    pipe = intune.read_parquet("clicks/*.parquet").map(transform).shuffle(rows=500_000).batch(8192).to_torch()
+    loader = pipe.loader(memory="24GiB")
+    for epoch in range(3):
+        for batch in loader:
+            step(batch)
+"""
+
+from intune._errors import (
+    AllocationError,
+    IntuneError,
+    LoaderError,
+    MemoryLimitError,
+    PipelineError,
+    SourceError,
+    StageError,
+    StateError,
+    WorkerDiedError,
+)
+from intune._read import from_dataset, from_iterable, read_parquet, read_tsv
+from intune._values import Allocation, Budget, Snapshot, Tuner
+from intune.pipeline.chain import Pipeline
+from intune.pipeline.loader import Loader
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Allocation",
+    "AllocationError",
+    "Budget",
+    "IntuneError",
+    "Loader",
+    "LoaderError",
+    "MemoryLimitError",
+    "Pipeline",
+    "PipelineError",
+    "Snapshot",
+    "SourceError",
+    "StageError",
+    "StateError",
+    "Tuner",
+    "WorkerDiedError",
+    "__version__",
+    "from_dataset",
+    "from_iterable",
+    "read_parquet",
+    "read_tsv",
+]

@@ -1,0 +1,237 @@
+"""The composition root: joins a pipeline, control and a tuner into a loader. Nothing else knows all three."""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from intune._clock import Clock, SystemClock
+from intune._errors import PipelineError
+from intune._machine import (
+    LockProbe,
+    Meter,
+    System,
+    cpu_reading,
+    memory_limit,
+    parse_bytes,
+    process_limit,
+    run_queue_seconds,
+    thread_limit,
+)
+from intune._values import Budget, MachineSnapshot, Snapshot
+from intune.control import Controller, Guard, Journal
+from intune.control.explain import explain
+from intune.pipeline.chain import Pipeline
+from intune.pipeline.engine import Engine, EngineOptions
+from intune.pipeline.ledger import Ledger
+from intune.pipeline.loader import Loader
+from intune.pipeline.options import LoaderOptions
+from intune.pipeline.process import ProcessPool
+from intune.pipeline.run import Share
+from intune.pipeline.segment import Context
+from intune.pipeline.source import BlockSource, SequentialSource
+from intune.tuners import make_tuner
+
+THREADS_BESIDE_SLOTS = 32
+"""Threads for waiting stages where there are many CPUs."""
+
+
+class LoaderControl:
+    """What tunes one loader: the controller's thread, the probe of the interpreter lock, the journal."""
+
+    def __init__(self, controller: Controller, probe: LockProbe, journal: Journal, workload: "_Watched") -> None:
+        self._controller, self._probe, self._journal, self._workload = controller, probe, journal, workload
+        self._started = False
+
+    def start(self) -> None:
+        """Begin to tune; calling it again does nothing."""
+        if not self._started:
+            self._started = True
+            self._probe.start()
+            self._controller.start()
+
+    def stop(self) -> None:
+        """End; calling it again does nothing."""
+        self._controller.stop()
+        self._probe.stop()
+        self._journal.close()
+
+    def last(self) -> Snapshot | None:
+        """The last window."""
+        return self._workload.last
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The last lines of the journal."""
+        return self._journal.lines()
+
+    def explain(self) -> str:
+        """What limits the run, for a person."""
+        last = self._workload.last
+        if last is None or not any(stage.items_out for stage in last.stages):
+            return "Nothing has been measured yet: iterate the loader for a second or two."
+        return explain(last)
+
+    def owns(self, thread: threading.Thread) -> bool:
+        """Whether a thread is the controller's or the probe's."""
+        return thread.name.startswith("intune-control") or thread.name.startswith("intune-lock-probe")
+
+
+class _Watched:
+    """The engine as the controller's workload; keeps the last window for whoever asks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.last: Snapshot | None = None
+        self.apply = engine.apply
+
+    @property
+    def stages(self) -> Any:
+        """The stages, source first."""
+        return self._engine.stages
+
+    def snapshot(self) -> Snapshot:
+        """Close the window and keep it."""
+        snapshot = self._engine.snapshot()
+        if snapshot.consumer.steps or self.last is None or snapshot.window_seconds > 0.5:
+            self.last = snapshot
+        return snapshot
+
+
+def machine_budget(system: System, cpus: int | None, memory: str | int | float | None) -> Budget:
+    """What the machine allows, or what the user says.
+
+    Raises:
+        PipelineError: If memory is not an allowed value.
+    """
+    slots = cpus if cpus is not None else cpu_reading(system).cpus
+    most = thread_limit(system)
+    wanted = max(64, slots + THREADS_BESIDE_SLOTS) if most >= 64 else most
+    limit = memory_limit(system).limit_bytes
+    return Budget(
+        cpus=slots,
+        max_threads=max(1, wanted),
+        max_processes=max(1, min(process_limit(system), max(64, slots))),
+        memory_bytes=_memory_bytes(memory, limit),
+    )
+
+
+def _memory_bytes(memory: str | int | float | None, limit: int | None) -> int | None:
+    if memory is None:
+        return limit
+    if isinstance(memory, float) and 0 < memory <= 1:
+        if limit is None:
+            raise PipelineError(f"memory={memory} is a share, but no limit of this machine could be read: give bytes")
+        return int(memory * limit)
+    if isinstance(memory, bool) or not isinstance(memory, (int, str)):
+        raise PipelineError(f"memory must be bytes, a text such as '24GiB', or a share in (0, 1], got {memory!r}")
+    try:
+        size = parse_bytes(memory)
+    except ValueError as error:
+        raise PipelineError(f"memory: {error}") from error
+    if size <= 0:
+        raise PipelineError(f"memory must be more than 0 bytes, got {memory!r}")
+    return size
+
+
+def build_loader(
+    pipeline: Pipeline,
+    options: LoaderOptions,
+    *,
+    clock: Clock | None = None,
+    budget: Callable[[], Budget] | None = None,
+) -> Loader:
+    """Make a loader; `Pipeline.loader` explains the options.
+
+    Args:
+        pipeline: The chain.
+        options: What was chosen.
+        clock: Time; None = the machine's. Tests and emulated work inject their own.
+        budget: What may be used, asked for at each decision; None = from the machine and the options.
+
+    Raises:
+        PipelineError: If options contradict each other or the chain.
+    """
+    decide = make_tuner(options.tuner)
+    share = _share(pipeline, options)
+    system, clock = System(), clock or SystemClock()
+    first = budget() if budget is not None else machine_budget(system, options.cpus, options.memory)
+    if budget is None:
+        budget = partial(_current_budget, system, first, options.cpus)
+    probe = LockProbe(system, clock)
+    meter = Meter(system, clock, probe)
+    exact = share.world_size > 1 and share.on_uneven != "uneven"
+    context = Context(clock, Ledger(None), exact_rows=exact, run_queue=lambda: run_queue_seconds(system))
+    chosen = EngineOptions(
+        share, options.ordered, options.on_error == "skip", options.prefetch, options.max_ahead, options.epochs
+    )
+
+    def machine() -> MachineSnapshot:
+        return replace(meter.window(), memory_limit_bytes=first.memory_bytes)
+
+    engine = Engine(
+        pipeline,
+        chosen,
+        context,
+        first,
+        machine,
+        lambda name, target, changed: ProcessPool(name, target, on_change=changed),
+    )
+    try:
+        kept = Journal(None if options.journal is None else Path(options.journal), clock=clock)
+        watched = _Watched(engine)
+        controller = Controller(watched, decide, budget=budget, guard=Guard(), journal=kept, clock=clock)
+        controller.step()  # the first allocation, before anything runs
+        return Loader(engine, LoaderControl(controller, probe, kept, watched))
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _current_budget(system: System, first: Budget, cpus: int | None) -> Budget:
+    """The budget now: a quota or affinity that was cut while running is obeyed, unless the user said how many."""
+    return first if cpus is not None else replace(first, cpus=min(first.cpus, cpu_reading(system).cpus))
+
+
+def _share(pipeline: Pipeline, options: LoaderOptions) -> Share:
+    """Whose part is read, checked against what can be known of the number of rows."""
+    rank, world_size, on_uneven = options.rank, options.world_size, options.on_uneven
+    if (rank is None) != (world_size is None):
+        raise PipelineError(f"give both rank and world_size or none, got rank={rank!r}, world_size={world_size!r}")
+    if rank is None or world_size is None:
+        rank, world_size = _from_environment()
+    if rank >= world_size:
+        raise PipelineError(f"rank must be below world_size, got rank={rank}, world_size={world_size}")
+    share = Share(options.seed, rank, world_size, on_uneven or "drop")
+    if world_size == 1:
+        return share
+    source = pipeline.source
+    changing = [stage.name for stage in pipeline.stages if stage.kind in ("filter", "flat_map")]
+    if changing and on_uneven != "uneven":
+        raise PipelineError(
+            f"{changing} change the number of rows, so ranks may get different numbers of batches and wait for each "
+            "other for ever: filter when the files are written, or pass on_uneven='uneven'"
+        )
+    if on_uneven == "pad" and isinstance(source, SequentialSource):
+        raise PipelineError("on_uneven='pad' needs a source that can be read twice: use 'drop' or 'uneven'")
+    if isinstance(source, BlockSource) and on_uneven is None:
+        rows = sum(source.count_unit_rows())
+        if rows < world_size:
+            raise PipelineError(
+                f"{rows} rows for {world_size} ranks: some rank would have none; use fewer ranks, or on_uneven='drop' "
+                "(no rank gets a batch), 'pad' or 'uneven'"
+            )
+    return share
+
+
+def _from_environment() -> tuple[int, int]:
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world_size is None:
+        return 0, 1
+    if not (rank.isdecimal() and world_size.isdecimal()):
+        raise PipelineError(
+            f"RANK={rank!r} and WORLD_SIZE={world_size!r} must be numbers, or pass rank= and world_size="
+        )
+    return int(rank), int(world_size)

@@ -1,0 +1,438 @@
+"""The living side of a loader: its stages, threads, ledger and runs; what control sees as a workload."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from intune._errors import AllocationError
+from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
+from intune.metrics.counters import StageCounters, unmet
+from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
+from intune.pipeline.calls import Failure, StageCall
+from intune.pipeline.chain import Pipeline
+from intune.pipeline.item import Item
+from intune.pipeline.run import EpochRun, Position, Share
+from intune.pipeline.scheduler import Scheduler
+from intune.pipeline.segment import Context
+from intune.pipeline.source import BlockSource, SequentialSource
+from intune.pipeline.stage import LiveStage, Pool, RemoteCall
+
+ACCOUNT_SECONDS = 2e-3
+"""How often at most the stages' waits are booked while work goes on: it costs some microseconds."""
+PRUNE_EVERY = 16
+SKIPS_KEPT = 100
+CLOSE_SECONDS = 1.5
+"""Threads get so long to end; with the processes' end everything is gone within two seconds."""
+
+
+@dataclass
+class EngineOptions:
+    """Choices of a loader that its engine needs.
+
+    Attributes:
+        share: Seed and rank.
+        ordered: Whether order is restored.
+        skip: Whether failures are left out.
+        prefetch: Batches that may wait for the consumer.
+        max_ahead: The most items past the lowest unfinished one; None = from the slots.
+        epochs: Number of epochs that will be asked for; None = unknown.
+    """
+
+    share: Share = field(default_factory=Share)
+    ordered: bool = True
+    skip: bool = False
+    prefetch: int = 2
+    max_ahead: int | None = None
+    epochs: int | None = None
+
+
+class Engine:
+    """Runs epochs of a pipeline and can be tuned while it does: a `Workload`.
+
+    What `apply` means, clause by clause:
+
+    * It sets numbers and returns; nothing is waited for.
+    * A stage whose concurrency grows begins more items at once; a process stage as its processes come up,
+      one start at a time, holding no slot meanwhile.
+    * A stage whose concurrency falls finishes what it has in hand; nothing is lost or done twice.
+    * 0 pauses a stage: it begins nothing, the others go on.
+    * Fewer slots: running tasks finish, none begins until use has fallen below.
+    * Other stages never wait for a change.
+
+    Args:
+        pipeline: The chain.
+        options: Choices.
+        context: Clock, ledger and measurements; filled in further here.
+        budget: The budget at the start.
+        machine: Gives the machine's side of a snapshot.
+        make_pool: Makes the processes of a stage: (name, target, on_change) -> pool.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        options: EngineOptions,
+        context: Context,
+        budget: Budget,
+        machine: Callable[[], MachineSnapshot],
+        make_pool: Callable[[str, Callable[..., Any], Callable[[], None]], Pool],
+    ) -> None:
+        self.pipeline, self.options, self.context = pipeline, options, context
+        self.scheduler = Scheduler(f"intune-{pipeline.source.kind}", budget.cpus, budget.max_threads)
+        self.scheduler.pick = self._pick
+        self.runs: list[EpochRun] = []
+        self.skips: list[str] = []
+        self.consumer = ConsumerCounters()
+        self._clock = context.clock
+        self._machine = machine
+        self._arrived = threading.Condition(self.scheduler.lock)
+        self._events: list[Event] = []
+        self._deliveries = 0
+        self._resizing = threading.RLock()
+        self._asked: dict[int, int] = {}
+        self._closed = False
+        context.ordered, context.prefetch, context.skip = options.ordered, options.prefetch, options.skip
+        context.on_skip = self._note_skips
+        me = weakref.ref(self)
+
+        def changed() -> None:
+            engine = me()
+            if engine is not None:
+                engine.refresh()
+
+        self.live = self._make_stages(make_pool, changed)
+        self.allocation = Allocation({stage.info.name: None for stage in self.live}, budget.cpus)
+        now = self._clock.wall()
+        self._window_start = self._accounted = now
+        self._before = [StageCounters() for _ in self.live]
+        self._consumer_before = self.consumer.copy()
+        self._set(self.allocation)
+        self._resize_pools()
+
+    # --- Workload
+
+    @property
+    def stages(self) -> tuple[StageInfo, ...]:
+        """The stages, source first."""
+        return tuple(stage.info for stage in self.live)
+
+    def apply(self, allocation: Allocation) -> None:
+        """Put an allocation into force and return at once.
+
+        Raises:
+            AllocationError: If an entry is unknown, missing or not allowed; nothing is clamped.
+        """
+        self._check(allocation)
+        with self.scheduler.lock:
+            for stage in self.live:
+                before, after = stage.concurrency, allocation.concurrency[stage.info.name]
+                if before != after:
+                    kind = "pause" if after == 0 else "resize"
+                    detail = f"concurrency {_shown(before)} -> {_shown(after)}"
+                    self._events.append(Event(kind, stage.info.name, detail))
+            self._set(allocation)
+            self.scheduler.dispatch()
+        for stage in self.live:
+            if stage.instances is not None:
+                stage.instances.trim(max(1, stage.cap))
+        self.refresh()
+
+    def snapshot(self) -> Snapshot:
+        """Close the window that began at the last call and say what happened in it."""
+        machine = self._machine()
+        resident = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
+        with self.scheduler.lock:
+            self._reap()
+            self._account(self._clock.wall())
+            now = self._clock.wall()
+            seconds = now - self._window_start
+            run = self.runs[0] if self.runs else None
+            nodes = {id(node.stage): node for node in run.nodes} if run is not None else {}
+            snapshots = []
+            for number, stage in enumerate(self.live):
+                node = nodes.get(id(stage))
+                waiting = node.waiting() if node is not None else []
+                snapshots.append(
+                    stage_snapshot(stage, self._before[number], seconds, waiting, resident.get(stage.info.name))
+                )
+            ready = len(run.delivery.ready) if run is not None else 0
+            self.consumer.book(now)
+            consumer = consumer_snapshot(self.consumer, self._consumer_before, seconds, ready)
+            snapshot = Snapshot(
+                window_seconds=seconds,
+                warm=all(stage.items_out > 0 for stage in snapshots),
+                stages=tuple(snapshots),
+                consumer=consumer,
+                machine=machine,
+                allocation=self.allocation,
+                in_flight_items=sum(each.in_flight() for each in self.runs),
+                in_flight_bytes=self.context.ledger.charged,
+                in_flight_bytes_limit=self.context.ledger.budget,
+                epoch=run.epoch if run is not None else None,
+                events=tuple(self._events),
+            )
+            self._events.clear()
+            self._before = [stage.counters.copy() for stage in self.live]
+            self._consumer_before = self.consumer.copy()
+            self._window_start = now
+        return snapshot
+
+    # --- the consumer
+
+    def begin(self, epoch: int, start: Position) -> EpochRun:
+        """Begin an epoch, or take up the one that was begun ahead."""
+        for run in self.runs:
+            if run.epoch == epoch and run.start == start and not run.cancelled:
+                self._retire(keep=run)
+                return run
+        run = self._new_run(epoch, start)
+        with self.scheduler.lock:
+            for other in self.runs:
+                other.cancel()
+            self.runs = [run]
+            run.open()
+            self._events.append(Event("epoch_start", None, f"epoch {epoch}"))
+            self.scheduler.dispatch()
+        return run
+
+    def next_item(self, run: EpochRun) -> Item | None:
+        """The next item of a run; None at its end.
+
+        Raises:
+            BaseException: What a function raised, or what keeps the engine from going on.
+        """
+        with self.scheduler.lock:
+            self.consumer.enter(self._clock.wall())
+            while not run.delivery.ready and not run.delivery.ended and run.error is None and not self._closed:
+                self._arrived.wait()
+            item = run.take() if run.delivery.ready and run.error is None else None
+            self.consumer.leave(self._clock.wall(), item.count if item else 0, item.rows if item else 0)
+            if run.error is not None:
+                raise run.error
+            if item is None:
+                if run.delivery.ended:
+                    self._events.append(Event("epoch_end", None, f"epoch {run.epoch}"))
+                return None
+            self._deliveries += 1
+            if self._deliveries % PRUNE_EVERY == 0 and self.context.ordered:
+                run.position(item.count)  # forgets what no resumed run could need
+            self.scheduler.nudge()
+        return item
+
+    def rest_is_empty(self, run: EpochRun) -> bool:
+        """Whether a run has nothing to deliver; waits until that is known."""
+        with self.scheduler.lock:
+            while not run.delivery.ready and not run.delivery.ended and run.error is None and not self._closed:
+                self._arrived.wait()
+            return run.delivery.ended and not run.delivery.ready
+
+    def end(self, run: EpochRun) -> None:
+        """The consumer is done with a run; may be called from a finaliser, so it never waits for the lock."""
+        run.cancelled = True
+        if self.scheduler.lock.acquire(blocking=False):
+            try:
+                self._reap()
+            finally:
+                self.scheduler.lock.release()
+
+    def close(self) -> list[str]:
+        """End everything; names of threads that were still inside a function. Idempotent."""
+        with self.scheduler.lock:
+            self._closed = True
+            for run in self.runs:
+                run.cancel()
+            self._arrived.notify_all()
+        with self._resizing:
+            pools = [stage.pool for stage in self.live if stage.pool is not None]
+        for pool in pools:
+            pool.close()
+        stuck = self.scheduler.close(CLOSE_SECONDS)
+        for stage in self.live:
+            if stage.instances is not None:
+                stage.instances.trim(0)
+        with self.scheduler.lock:
+            self._reap()
+        return stuck
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    def refresh(self) -> None:
+        """Processes came or went, or limits changed: compute anew what each stage may run."""
+        with self.scheduler.lock:
+            if self._closed:
+                return
+            self._refresh()
+            self.scheduler.dispatch()
+        self._resize_pools()
+
+    # --- inside
+
+    def _make_stages(self, make_pool: Callable[..., Pool], changed: Callable[[], None]) -> list[LiveStage]:
+        source = self.pipeline.source
+        most = 1 if isinstance(source, SequentialSource) else source.max_concurrency
+        infos: list[tuple[StageInfo, StageCall | None]] = [
+            (StageInfo(source.kind, "source", "thread", most, None), None)
+        ]
+        share = self.options.share
+        for number, stage in enumerate(self.pipeline.stages, 1):
+            info = StageInfo(stage.name, stage.kind, stage.executor, stage.max_concurrency, stage.waits)
+            call = None
+            if stage.kind not in ("shuffle", "batch"):
+                function = stage.function if stage.function is not None else _nothing
+                seed = (share.seed, share.rank)
+                call = StageCall(stage.kind, stage.flow, function, stage.rng, seed, number, self.options.skip)
+            infos.append((info, call))
+        live: list[LiveStage] = []
+        try:
+            for number, (info, call) in enumerate(infos):
+                pool = None
+                if info.executor == "process" and call is not None:
+                    pool = make_pool(info.name, RemoteCall(call), changed)
+                live.append(LiveStage(info, call, number, pool=pool))
+        except BaseException:
+            for made in live:
+                if made.pool is not None:
+                    made.pool.close()
+            raise
+        return live
+
+    def _new_run(self, epoch: int, start: Position) -> EpochRun:
+        wake = self._arrived.notify_all
+        return EpochRun(self.pipeline, self.live, self.context, self.options.share, epoch, start, wake)
+
+    def _pick(self, slot_free: bool) -> Any:
+        now = self._clock.wall()
+        if now - self._accounted > ACCOUNT_SECONDS:
+            self._account(now)
+        if self.context.alone:
+            return None
+        for run in self.runs:
+            if run.cancelled:
+                continue
+            task = run.pick(slot_free, self._decided)
+            if task is not None:
+                return task
+            if self.context.alone:
+                return None
+        self._run_ahead()
+        return None
+
+    def _run_ahead(self) -> None:
+        """Begin the next epoch when the last one's source has given everything, where it is known to come."""
+        epochs = self.options.epochs
+        if epochs is None or len(self.runs) != 1 or not self.runs[0].source_done or self.runs[0].failed:
+            return
+        following = self.runs[0].epoch + 1
+        if following < epochs and isinstance(self.pipeline.source, BlockSource):
+            self.runs.append(self._new_run(following, Position()))
+            self.runs[-1].open()
+
+    def _decided(self, stage: LiveStage, waits: bool) -> None:
+        stage.decide(waits)
+        if waits:
+            self._events.append(
+                Event("waits", stage.info.name, "its items wait instead of computing: it holds no slot")
+            )
+        self._refresh()
+
+    def _set(self, allocation: Allocation) -> None:
+        self.allocation = allocation
+        for stage in self.live:
+            stage.concurrency = allocation.concurrency[stage.info.name]
+        self.scheduler.slots = allocation.slots
+        self.context.ledger.budget = allocation.in_flight_bytes
+        self._refresh()
+
+    def _refresh(self) -> None:
+        slots = self.scheduler.slots
+        waiting = sum(stage.info.waits is True for stage in self.live)
+        share = max(1, (self.scheduler.max_threads - slots) // max(1, waiting))
+        for stage in self.live:
+            stage.refresh(slots, share)
+        ahead = self.options.max_ahead
+        most = max([slots, *(stage.cap for stage in self.live if stage.info.waits)])
+        self.context.max_ahead = ahead if ahead is not None else most + max(4, most // 2)
+
+    def _resize_pools(self) -> None:
+        """Ask for the processes that are wanted; without the lock, as pools tell of changes at once."""
+        with self._resizing:
+            for stage in self.live:
+                if stage.pool is not None and not self._closed and self._asked.get(stage.number) != stage.processes:
+                    self._asked[stage.number] = stage.processes
+                    stage.pool.resize(stage.processes)
+
+    def _account(self, now: float) -> None:
+        """Book the time since the last call to the causes for which stages run below their concurrency."""
+        passed, self._accounted = now - self._accounted, now
+        run = self.runs[0] if self.runs else None
+        if run is None or run.cancelled or passed <= 0:
+            return
+        slot = self.scheduler.used < self.scheduler.slots
+        for node in run.nodes:
+            stage = node.stage
+            if stage.running >= stage.cap:
+                stage.largest_cap = max(stage.largest_cap, stage.cap)
+                continue
+            has_input, order, room, memory = node.gates()
+            cause = unmet(
+                input_ready=has_input, order_open=order, room=room, memory=memory, slot=slot or not stage.holds_slot
+            )
+            if cause is not None:
+                stage.counters.wait_seconds[cause] += passed
+
+    def _note_skips(self, stage: str, origin: str, failures: tuple[Failure, ...]) -> None:
+        for failure in failures:
+            if len(self.skips) < SKIPS_KEPT:
+                self.skips.append(f"{stage}, {origin}, item {failure.key}: {failure.line()}")
+        self._events.append(Event("skipped", stage, f"{len(failures)} left out: {failures[0].line()}"))
+
+    def _reap(self) -> None:
+        for run in self.runs:
+            if run.cancelled:
+                run.cancel()
+        self.runs = [run for run in self.runs if not run.cancelled or run.running]
+
+    def _retire(self, keep: EpochRun) -> None:
+        with self.scheduler.lock:
+            for other in self.runs:
+                if other is not keep:
+                    other.cancel()
+            self.runs = [keep]
+            self._events.append(Event("epoch_start", None, f"epoch {keep.epoch}"))
+            self.scheduler.dispatch()
+
+    def _check(self, allocation: Allocation) -> None:
+        names = [stage.info.name for stage in self.live]
+        unknown = sorted(set(allocation.concurrency) - set(names))
+        missing = [name for name in names if name not in allocation.concurrency]
+        if unknown or missing:
+            raise AllocationError(
+                f"an allocation needs one entry for each of {names}: unknown {unknown}, missing {missing}"
+            )
+        for name, value in allocation.concurrency.items():
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise AllocationError(f"concurrency of {name!r} must be an int >= 0 or None, got {value!r}")
+        if not isinstance(allocation.slots, int) or allocation.slots < 1:
+            raise AllocationError(f"slots must be an int >= 1, got {allocation.slots!r}")
+        size = allocation.in_flight_bytes
+        if size is not None and (not isinstance(size, int) or size < 0):
+            raise AllocationError(f"in_flight_bytes must be an int >= 0 or None, got {size!r}")
+
+
+def _shown(value: int | None) -> str:
+    return "open" if value is None else str(value)
+
+
+def _nothing(value: Any) -> Any:
+    return value
+
+
+def totals(engine: Engine) -> dict[str, StageCounters]:
+    """Lifetime counters by stage, a copy."""
+    with engine.scheduler.lock:
+        return {stage.info.name: stage.counters.copy() for stage in engine.live}

@@ -1,0 +1,176 @@
+"""Carrying out gather orders: what workers do for batch and shuffle."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from intune.pipeline.blocks import (
+    block_bytes,
+    block_concat,
+    block_copy,
+    block_gather,
+    block_rows,
+    block_slice,
+)
+from intune.pipeline.calls import Flow
+from intune.pipeline.footprint import footprint
+from intune.pipeline.sequence import Order, Piece, Window
+
+_ROWS_A_PIECE = 256
+"""With fewer rows taken from each piece than this, putting the pieces together first is cheaper."""
+
+
+class WindowData:
+    """A window's rows as workers need them: the permutation, and its pieces, put together where that pays."""
+
+    def __init__(self, window: Window, flow: Flow, emit: int) -> None:
+        self._lock = threading.Lock()
+        self._window, self._flow, self._emit = window, flow, emit
+        self._permutation: Any = None
+        self._pieces: list[Any] = []
+        self._starts: Any = None
+        self.source_rows = source_rows(window.pieces)
+
+    def take(self, start: int, stop: int) -> Any:
+        """Rows at places start to stop of the permutation: a block, or a list of samples."""
+        with self._lock:
+            if self._permutation is None:
+                self._prepare()
+        chosen = self._permutation[start:stop]
+        if self._flow == "sample":
+            samples = self._pieces
+            return [samples[row] for row in chosen.tolist()]
+        return block_gather(self._pieces, self._starts, chosen)
+
+    def _prepare(self) -> None:
+        pieces = [cut(piece, self._flow) for piece in self._window.pieces]
+        if self._flow == "sample":
+            self._pieces = [sample for piece in pieces for sample in piece]
+        else:
+            sparse = self._emit < _ROWS_A_PIECE * len(pieces)
+            # Arrow's take of a chunked column costs several times that of one array, for strings above all.
+            if len(pieces) > 1 and (sparse or not isinstance(pieces[0], dict)):
+                pieces = [block_concat(pieces)]
+            self._pieces = pieces
+            self._starts = np.concatenate([[0], np.cumsum([block_rows(piece) for piece in pieces])])
+        self._permutation = self._window.permutation()
+
+
+def source_rows(pieces: Sequence[Piece]) -> float:
+    """Source rows that pieces of items stand for."""
+    return float(sum(p.token.source_rows * (p.stop - p.start) / max(1, p.token.rows) for p in pieces))
+
+
+def cut(piece: Piece, flow: Flow) -> Any:
+    """The rows of a piece: a block that shares memory, or a list."""
+    payload = piece.token.payload
+    if flow == "sample":
+        return payload[piece.start : piece.stop]
+    if piece.start == 0 and piece.stop == block_rows(payload):
+        return payload
+    return block_slice(payload, piece.start, piece.stop)
+
+
+def put_together(order: Order, flow: Flow) -> Any:
+    """The rows of a batch order: one block, or one list of samples."""
+    parts = [cut(piece, flow) for piece in order.pieces]
+    if flow == "sample":
+        return parts[0] if len(parts) == 1 else [sample for part in parts for sample in part]
+    block = block_concat(parts)
+    if len(parts) == 1 and 2 * block_bytes(block) < sum(footprint(block).values()):
+        return block_copy(block)  # a small slice would keep the whole of a large block alive
+    return block
+
+
+def stack(samples: Sequence[Any]) -> Any:
+    """Samples of equal structure as one batch: dicts, tuples and lists of arrays; torch tensors by torch.
+
+    Raises:
+        TypeError: If a value is of a kind that cannot be stacked.
+        ValueError: If samples differ in structure or shape.
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        for sample in samples:
+            if not isinstance(sample, dict) or sample.keys() != first.keys():
+                raise ValueError(f"samples of a batch need the same keys, got {list(first)} and {_keys(sample)}")
+        return {key: _stack_at(key, [sample[key] for sample in samples]) for key in first}
+    if isinstance(first, (tuple, list)):
+        for sample in samples:
+            if not isinstance(sample, (tuple, list)) or len(sample) != len(first):
+                raise ValueError(f"samples of a batch need {len(first)} elements each, got {sample!r:.80}")
+        columns = [stack(column) for column in zip(*samples, strict=True)]
+        if hasattr(first, "_fields"):
+            return type(first)(*columns)
+        return type(first)(columns)
+    if hasattr(first, "untyped_storage"):
+        import torch
+
+        return torch.stack(list(samples))
+    if isinstance(first, (str, bytes)):
+        return list(samples)
+    if isinstance(first, np.ndarray):
+        return np.stack(samples)
+    if isinstance(first, (np.generic, int, float, bool, complex)):
+        return _numbers(samples)
+    raise TypeError(
+        f"cannot stack samples of type {type(first).__name__} into a batch: "
+        "give dicts, tuples, numbers, arrays or tensors, or pass collate="
+    )
+
+
+def _stack_at(key: Any, values: list[Any]) -> Any:
+    try:
+        return stack(values)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"intune: in {key!r} of the samples of a batch")
+        raise
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    batch = np.asarray(values)
+    if batch.dtype.kind in "OSU":  # numpy would make texts or objects of all without a word
+        kinds = sorted({type(value).__name__ for value in values})
+        raise TypeError(f"samples of a batch need values of one kind, or numbers that fit 64 bits, got {kinds}")
+    return batch
+
+
+def _keys(sample: Any) -> Any:
+    return list(sample) if isinstance(sample, dict) else type(sample).__name__
+
+
+class Gather:
+    """What the gather of a stage does with an order.
+
+    Args:
+        flow: What comes in.
+        emit: Rows of a whole emission.
+        stacks: Whether samples become a batch.
+        collate: The user's function for that, or None.
+    """
+
+    def __init__(self, flow: Flow, emit: int, stacks: bool, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._flow, self._emit, self._stacks, self._collate = flow, emit, stacks, collate
+
+    def prepare(self, order: Order) -> None:
+        """Give a window its data; called once a window, under the lock."""
+        window = order.window
+        if window is not None and window.data is None:
+            window.data = WindowData(window, self._flow, self._emit)
+
+    def __call__(self, order: Order) -> Any:
+        """Carry out an order."""
+        if order.window is not None:
+            rows = order.window.data.take(order.start, order.start + order.rows)
+        else:
+            rows = put_together(order, self._flow)
+        if not self._stacks or self._flow != "sample":
+            return rows
+        if self._collate is None:
+            return stack(rows)
+        batch = self._collate(rows)
+        if batch is None:
+            raise TypeError("collate gave None: did you forget `return`?")
+        return batch

@@ -1,0 +1,61 @@
+"""An item on its way through a segment."""
+
+from collections.abc import Callable
+from typing import Any
+
+from intune.pipeline.calls import Failure, Keys
+from intune.pipeline.ledger import Charge
+from intune.pipeline.sequence import Path
+
+
+class Item:
+    """One block, run of samples or object on its way through a segment.
+
+    Attributes:
+        path: Place in the order of its segment.
+        position: What a resumed run has to begin with to see it again: unit, sample number or emission.
+        keys: Sequence numbers of a run's samples; None for blocks and objects, whose path is theirs.
+        payload: The data.
+        rows: Its rows.
+        source_rows: Source rows that it stands for.
+        charge: What it holds in the ledger.
+        bound: What was known of its size before it was made.
+        peak: Bytes that it held at its largest.
+        origin: Where it comes from, for messages.
+        failure: A function raised after the rows that it has.
+        failed_stage: The stage in which it did.
+    """
+
+    __slots__ = (
+        "bound",
+        "charge",
+        "failed_stage",
+        "failure",
+        "keys",
+        "origin",
+        "path",
+        "payload",
+        "peak",
+        "position",
+        "rows",
+        "source_rows",
+    )
+
+    def __init__(self, path: Path, position: int, charge: Charge, bound: int, origin: Callable[[], str]) -> None:
+        self.path, self.position, self.charge, self.bound, self.origin = path, position, charge, bound, origin
+        self.keys: Keys | None = None
+        self.payload: Any = None
+        self.rows = 0
+        self.source_rows = 0.0
+        self.peak = 0
+        self.failure: Failure | None = None
+        self.failed_stage = ""
+
+    @property
+    def count(self) -> int:
+        """Items that it counts as: samples are counted one by one."""
+        return len(self.keys) if self.keys is not None else 1
+
+    def fail(self, failure: Failure, stage: str) -> None:
+        """A function raised; an earlier failure of the same item gives way, its rows come later."""
+        self.failure, self.failed_stage = failure, stage

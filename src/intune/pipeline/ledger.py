@@ -1,0 +1,153 @@
+"""The ledger of bytes in flight, and the forecast from which reservations are made.
+
+Pure bookkeeping without threads: the scheduler calls it under its own lock.
+"""
+
+from collections import deque
+
+from intune.pipeline.footprint import Footprint
+
+
+class Charge:
+    """What one item holds: its distinct buffers, and what is reserved for it beyond them."""
+
+    __slots__ = ("actual", "buffers", "owner", "reserved", "uses")
+
+    def __init__(self, reserved: int, owner: "set[Charge]") -> None:
+        self.reserved, self.owner = reserved, owner
+        self.actual = 0
+        self.buffers: Footprint = {}
+        self.uses = 1
+
+    @property
+    def beyond(self) -> int:
+        """Reserved bytes that are not yet taken up by buffers."""
+        return max(0, self.reserved - self.actual)
+
+
+class Ledger:
+    """Bytes in flight: each distinct buffer once, plus what is reserved beyond.
+
+    Args:
+        budget: Bytes that may be in flight; None = no limit. May be changed at any time; nothing is taken
+            back, but nothing is admitted either until use has fallen below it.
+    """
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.budget = budget
+        self.charged = 0
+        self.peak = 0
+        self._buffers: dict[int, list[int]] = {}
+
+    @property
+    def debt(self) -> int:
+        """Bytes charged above the budget; nothing is admitted until it is repaid."""
+        return 0 if self.budget is None else max(0, self.charged - self.budget)
+
+    def admits(self, size: int) -> bool:
+        """Whether a reservation of so many bytes fits the budget."""
+        return self.budget is None or self.charged + size <= self.budget
+
+    def reserve(self, size: int, owner: set[Charge]) -> Charge:
+        """Reserve bytes for an item; the caller has asked `admits` or has a reason not to.
+
+        The charge stands in `owner` until it is released, so that all of an owner's can be released at once.
+        """
+        charge = Charge(size, owner)
+        owner.add(charge)
+        self._add(size)
+        return charge
+
+    def true_up(self, charge: Charge, buffers: Footprint) -> None:
+        """An item now holds these buffers; its reservation stays for what it may still need."""
+        before = charge.beyond
+        held = self._buffers
+        for key, size in buffers.items():
+            entry = held.get(key)
+            if entry is None:
+                held[key] = [size, 1]
+                self.charged += size
+            else:
+                entry[1] += 1
+        self._drop(charge.buffers)
+        charge.buffers = buffers
+        charge.actual = sum(buffers.values())
+        self._add(charge.beyond - before)  # only now is it known whether this is a peak
+
+    def settle(self, charge: Charge) -> None:
+        """An item grows no more: what is reserved beyond its buffers is given back."""
+        beyond = charge.beyond
+        charge.reserved = 0
+        self._add(-beyond)
+
+    def use(self, charge: Charge, times: int) -> None:
+        """An item is now held by so many more."""
+        charge.uses += times
+
+    def release(self, charge: Charge) -> None:
+        """One holder let go; with the last one the item's bytes are given back."""
+        charge.uses -= 1
+        if charge.uses == 0:
+            self._forget(charge)
+            charge.owner.discard(charge)
+        elif charge.uses < 0:
+            raise AssertionError("a charge was released more often than it was held")
+
+    def release_all(self, owner: set[Charge]) -> None:
+        """Give back everything that an owner holds."""
+        for charge in owner:
+            self._forget(charge)
+        owner.clear()
+
+    def _forget(self, charge: Charge) -> None:
+        self.settle(charge)
+        self._drop(charge.buffers)
+        charge.buffers = {}
+        charge.actual = 0
+
+    def _add(self, size: int) -> None:
+        self.charged += size
+        if self.charged > self.peak:
+            self.peak = self.charged
+
+    def _drop(self, buffers: Footprint) -> None:
+        held = self._buffers
+        for key in buffers:
+            entry = held[key]
+            entry[1] -= 1
+            if entry[1] == 0:
+                del held[key]
+                self.charged -= entry[0]
+
+
+class Forecast:
+    """Bytes that the next item will hold at its largest, from a bound known before and what recent ones did.
+
+    The estimate is the bound times a high quantile of recent ratios with a margin, so that one outlier
+    neither goes unseen nor makes the run wait for ever.
+    """
+
+    QUANTILE, MARGIN, RECENT, ENOUGH = 0.9, 1.1, 64, 3
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=self.RECENT)
+        self._factor: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether it has seen enough items; until then one item at a time is let in."""
+        return len(self._ratios) >= self.ENOUGH
+
+    def add(self, bound: int, peak: int) -> None:
+        """An item with this bound held `peak` bytes at its largest."""
+        self._ratios.append(peak / max(1, bound))
+        self._factor = None
+
+    def bytes(self, bound: int) -> int:
+        """Bytes to reserve for an item with this bound."""
+        if not self._ratios:
+            return bound
+        if self._factor is None:
+            ranked = sorted(self._ratios)
+            self._factor = ranked[min(len(ranked) - 1, int(self.QUANTILE * len(ranked)))] * self.MARGIN
+        return int(bound * self._factor)

@@ -1,0 +1,399 @@
+"""The loader: what a training loop iterates."""
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from intune._errors import LoaderError
+from intune._values import Snapshot
+from intune.pipeline.engine import Engine, totals
+from intune.pipeline.item import Item
+from intune.pipeline.run import EpochRun, Position, count_rows
+from intune.pipeline.source import BlockSource, IndexedSource, SequentialSource
+from intune.pipeline.state import identity, make_state, read_state
+
+
+class Control(Protocol):
+    """What tunes a loader while it runs."""
+
+    def start(self) -> None:
+        """Begin to tune; calling it again does nothing."""
+        ...
+
+    def stop(self) -> None:
+        """End; calling it again does nothing."""
+        ...
+
+    def last(self) -> Snapshot | None:
+        """The last window."""
+        ...
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The last lines of the journal."""
+        ...
+
+    def explain(self) -> str:
+        """What limits the run, for a person."""
+        ...
+
+    def owns(self, thread: threading.Thread) -> bool:
+        """Whether a thread is its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageTotals:
+    """One stage over the loader's lifetime.
+
+    Attributes:
+        items: Items finished.
+        rows: Rows in them.
+        wall_seconds: Wall seconds that items were worked on, summed over workers.
+        cpu_seconds: CPU seconds of the same.
+        skipped: Items left out by on_error="skip".
+    """
+
+    items: int
+    rows: int
+    wall_seconds: float
+    cpu_seconds: float
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of a loader: lifetime figures, and the last window apart from them.
+
+    Attributes:
+        seconds: Since the first batch was asked for.
+        batches: Items delivered (batches, or samples where nothing batches).
+        rows: Rows in them.
+        wait_seconds: Seconds that the training loop was blocked in `next`.
+        stages: Totals by stage.
+        skipped: One line for each of the first 100 items left out.
+        window: The last window that control looked at; None before the first.
+    """
+
+    seconds: float
+    batches: int
+    rows: int
+    wait_seconds: float
+    stages: Mapping[str, StageTotals]
+    skipped: tuple[str, ...]
+    window: Snapshot | None
+
+
+class Loader:
+    """Runs a pipeline: `for batch in loader`, once an epoch.
+
+    The k-th iteration begun is epoch k, also when the one before was left early. One iterator lives at a
+    time: from its first `next` until it ends or is dropped. Threads and processes stay warm between epochs
+    and end with `close`, with the `with` block, when the loader is dropped, or when the interpreter ends.
+
+    Made by `Pipeline.loader`.
+    """
+
+    def __init__(self, engine: Engine, control: Control) -> None:
+        self._engine, self._control = engine, control
+        self._next_epoch = 0
+        self._start: Position | None = None
+        self._live: weakref.ref[LoaderIterator] | None = None
+        self._newest: weakref.ref[LoaderIterator] | None = None
+        self._pid = os.getpid()
+        self._first_asked: float | None = None
+        self._identity: dict[str, Any] | None = None
+        self._finalizer = weakref.finalize(self, _finish, engine, control, self._pid)
+
+    def __iter__(self) -> "LoaderIterator":
+        """A new iterator; its epoch is fixed by its first `next`."""
+        iterator = LoaderIterator(self)
+        self._newest = weakref.ref(iterator)
+        return iterator
+
+    def __len__(self) -> int:
+        """Number of items of an epoch, exactly.
+
+        Raises:
+            TypeError: If it cannot be known without running the functions.
+        """
+        rows = self._rows()
+        if rows is not None:
+            items, known = count_rows(self._engine.pipeline, self._engine.options.share, rows)
+            if known:
+                newest = self._newest() if self._newest is not None else None
+                # `list(loader)` asks too, between `iter` and the first `next`, for a hint that it does not rely on.
+                if newest is None or newest.begun:
+                    self._engine.context.exact_rows = True
+                return items
+        raise TypeError(f"the length of {self._engine.pipeline!r} cannot be known without running it")
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration begun is this epoch.
+
+        Raises:
+            ValueError: If epoch is negative.
+        """
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+            raise ValueError(f"an epoch is an int >= 0, got {epoch!r}")
+        self._next_epoch, self._start = epoch, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop stands, as small JSON: what follows is what it has not been given yet.
+
+        Raises:
+            LoaderError: If ordered=False was chosen.
+        """
+        self._check_alive()
+        if not self._engine.options.ordered:
+            raise LoaderError(
+                "ordered=False gives items as they come, so there is no position to save: use ordered=True"
+            )
+        iterator = self._live() if self._live is not None else None
+        if iterator is not None and iterator.run is not None:
+            with self._engine.scheduler.lock:
+                epoch, position = iterator.position()
+        else:
+            epoch, position = self._next_epoch, self._start or Position()
+        return make_state(self._known(), epoch, position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: the next iteration begun is the rest of its epoch.
+
+        Raises:
+            StateError: If the state does not fit; the message names the difference.
+            LoaderError: If an iterator is live.
+        """
+        self._check_alive()
+        self._check_no_other(None)
+        levels = sum(stage.kind in ("shuffle", "batch") for stage in self._engine.pipeline.stages)
+        epoch, position = read_state(state, self._known(), levels)
+        self._next_epoch, self._start = epoch, position
+
+    def stats(self) -> Stats:
+        """Lifetime figures, and the last window."""
+        engine = self._engine
+        consumer = engine.consumer.copy()
+        stages = {
+            name: StageTotals(each.items_out, each.rows_out, each.wall_seconds, each.cpu_seconds, each.skipped)
+            for name, each in totals(engine).items()
+        }
+        since = engine.context.clock.wall() - self._first_asked if self._first_asked is not None else 0.0
+        return Stats(
+            since,
+            consumer.items,
+            consumer.rows,
+            consumer.wait_seconds,
+            stages,
+            tuple(engine.skips),
+            self._control.last(),
+        )
+
+    def explain(self) -> str:
+        """What limits the run now, and what would help, in sentences."""
+        return self._control.explain()
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        """The last 1,000 lines of the journal: what was seen, decided and why."""
+        return self._control.lines()
+
+    def close(self) -> None:
+        """End threads, processes and the live iterator; calling it again does nothing."""
+        if os.getpid() == self._pid:
+            self._finalizer()
+
+    def __enter__(self) -> "Loader":
+        """The loader itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    # --- for the iterator
+
+    def _begin(self, iterator: "LoaderIterator") -> tuple[EpochRun, int]:
+        self._check_alive()
+        self._check_no_other(iterator)
+        epoch, start = self._next_epoch, self._start or Position()
+        self._next_epoch, self._start = epoch + 1, None
+        if self._first_asked is None:
+            self._first_asked = self._engine.context.clock.wall()
+        self._control.start()
+        run = self._engine.begin(epoch, start)
+        self._live = weakref.ref(iterator)
+        return run, epoch
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise LoaderError(
+                f"this loader belongs to process {self._pid}; in a forked child ({os.getpid()}) its copy is dead: "
+                "make the loader after the fork"
+            )
+        if self._engine.closed:
+            raise LoaderError("the loader is closed: make a new one with Pipeline.loader()")
+
+    def _check_no_other(self, iterator: "LoaderIterator | None") -> None:
+        other = self._live() if self._live is not None else None
+        if other is not None and other is not iterator and other.alive:
+            raise LoaderError("another iterator of this loader is live: end or drop it first, or make a second loader")
+
+    def _rows(self) -> int | None:
+        """Source rows of this rank in an epoch, where they can be had without reading data."""
+        source, share = self._engine.pipeline.source, self._engine.options.share
+        total: int | None
+        if isinstance(source, BlockSource):
+            known = source.unit_rows() if share.world_size == 1 else source.count_unit_rows()
+            total = sum(known) if known is not None else None
+        elif isinstance(source, IndexedSource):
+            order = source.order(self._next_epoch)
+            if order is not None:
+                return len(order)
+            total = len(source)
+        else:
+            total = source.length()
+        if total is None or share.world_size == 1:
+            return total
+        if share.on_uneven == "drop":
+            return total // share.world_size
+        if share.on_uneven == "pad":
+            return -(-total // share.world_size)
+        if isinstance(source, SequentialSource):
+            return (total - share.rank + share.world_size - 1) // share.world_size
+        return (share.rank + 1) * total // share.world_size - share.rank * total // share.world_size
+
+    def _known(self) -> dict[str, Any]:
+        if self._identity is None:
+            self._identity = identity(self._engine.pipeline, self._engine.options.share)
+        return self._identity
+
+
+class LoaderIterator(Iterator[Any]):
+    """One epoch, or the rest of one; made by `iter(loader)`."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._engine = loader._engine
+        self._samples: list[Any] | None = None
+        self._taken = 0
+        self._item: Item | None = None
+        self._ended = False
+        self.run: EpochRun | None = None
+        self.epoch: int | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first item was asked for."""
+        return self.run is not None or self._ended
+
+    @property
+    def alive(self) -> bool:
+        """Whether its first item was asked for and it has not ended."""
+        return self.run is not None and not self._ended
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises:
+            StopIteration: At the end of the epoch.
+            BaseException: What a function raised, with notes that say where.
+        """
+        samples = self._samples
+        if samples is not None and self._taken < len(samples):
+            sample = samples[self._taken]
+            self._taken += 1
+            return sample
+        return self._next_item()
+
+    def _next_item(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        try:
+            if self.run is None:
+                self.run, self.epoch = self._loader._begin(self)
+                if self.run.start != Position():
+                    self._skip_empty_rest()
+            if self._item is not None and self._item.failure is not None:
+                self._raise(self._item)
+            item = self._engine.next_item(self.run)
+            while item is not None and not item.rows:
+                self._take(item)
+                self._raise(item)
+            if item is None:
+                self._finish()
+                self._loader._check_alive()
+                raise StopIteration
+            self._take(item)
+        except BaseException:
+            self._finish()
+            raise
+        if item.keys is None:
+            self._taken = 1
+            payload, item.payload = item.payload, None
+            return payload
+        self._samples, item.payload = item.payload, None
+        self._taken = 1
+        assert self._samples is not None
+        return self._samples[0]
+
+    def position(self) -> tuple[int, Position]:
+        """Epoch and position of what follows; the lock is held."""
+        assert self.run is not None
+        assert self.epoch is not None
+        whole = self._item is None or self._taken >= self._item.count
+        if self._ended or (whole and self.run.delivery.ended and not self.run.delivery.ready):
+            return self._loader._next_epoch, self._loader._start or Position()
+        return self.epoch, self.run.position(self._taken)
+
+    def _take(self, item: Item) -> None:
+        self._item, self._samples, self._taken = item, None, 0
+
+    def _skip_empty_rest(self) -> None:
+        """A state saved at the very end of an epoch goes on with the next one."""
+        assert self.run is not None
+        if self._engine.rest_is_empty(self.run):
+            self._engine.end(self.run)
+            self.run = None
+            self.run, self.epoch = self._loader._begin(self)
+
+    def _raise(self, item: Item) -> None:
+        failure = item.failure
+        assert failure is not None
+        error = failure.error
+        key = failure.key[0] if len(failure.key) == 1 else failure.key
+        error.add_note(f"intune: raised in stage {item.failed_stage!r}, at {item.origin()}, item {key}")
+        raise error
+
+    def _finish(self) -> None:
+        if not self._ended:
+            self._ended = True
+            if self.run is not None:
+                self._engine.end(self.run)
+
+    def __del__(self) -> None:
+        """A dropped iterator frees what it had begun."""
+        run = getattr(self, "run", None)
+        if run is not None and not self._ended:
+            self._engine.end(run)
+
+
+def _finish(engine: Engine, control: Control, pid: int) -> None:
+    """End everything of a loader; may be called by the garbage collector in any thread."""
+    if os.getpid() != pid:
+        return
+    current = threading.current_thread()
+    if engine.scheduler.owns(current) or control.owns(current):
+        # Collected inside one of our own threads, which may hold the lock: another thread has to do it.
+        threading.Thread(target=_finish, args=(engine, control, pid), name="intune-close", daemon=True).start()
+        return
+    control.stop()
+    stuck = engine.close()
+    if stuck:
+        logging.getLogger("intune").warning("left behind, still inside a function that does not return: %s", stuck)

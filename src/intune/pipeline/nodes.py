@@ -1,0 +1,244 @@
+"""The places at which work begins in one run: what they share, and the calls and gathers.
+
+Each node picks its next task and books its result with the scheduler's lock held; the work in between runs
+without it.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from intune.pipeline.blocks import block_rows
+from intune.pipeline.calls import Failure, Flow, Keys, Output
+from intune.pipeline.footprint import Footprint, footprint, run_bytes
+from intune.pipeline.gather import Gather, source_rows
+from intune.pipeline.item import Item
+from intune.pipeline.segment import Segment, Sequence
+from intune.pipeline.sequence import Order, Path
+from intune.pipeline.stage import LiveStage
+
+
+class Work(NamedTuple):
+    """What a node wants done."""
+
+    work: Callable[[], Any]
+    finish: Callable[[Any], None]
+    broke: Callable[[BaseException], None]
+
+
+class Next(Protocol):
+    """Where a node's items go: the next node, or the end of the segment."""
+
+    def __call__(self, item: Item) -> None:
+        """Take an item."""
+        ...
+
+
+class Node:
+    """One stage in one run."""
+
+    def __init__(self, stage: LiveStage, segment: Segment) -> None:
+        self.stage, self.segment = stage, segment
+        self.context = segment.context
+        self.after: Next = segment.arrived
+        self.failed: Callable[[], None] = lambda: None
+        self.stopped: Callable[[], bool] = lambda: False
+
+    def waiting(self) -> list[Item]:
+        """Items that wait before it."""
+        return []
+
+    def gates(self) -> tuple[bool, bool, bool, bool]:
+        """Whether input, order, room and memory would let it begin one more item."""
+        raise NotImplementedError
+
+    def begin(self) -> Work:
+        """Take the next item in hand; all gates are open."""
+        raise NotImplementedError
+
+    def abandon(self, idle: bool) -> None:
+        """The run was cancelled: let go of what is half done. `idle`: nothing of the run is in hand any more."""
+
+    def _book(self, items: int, wall: float, cpu: float) -> None:
+        self.stage.counters.worked(items, wall, cpu)
+
+    def _out(self, item: Item, size: int) -> None:
+        self.stage.counters.finished(item.count, item.rows, item.source_rows, size)
+
+    def _skipped(self, item: Item, failures: tuple[Failure, ...]) -> None:
+        if failures:
+            self.stage.counters.skipped += len(failures)
+            self.context.on_skip(self.stage.info.name, item.origin(), failures)
+
+    def _broke(self, item: Item, error: BaseException) -> None:
+        """The work on an item failed as a whole, outside the user's function or in a worker process."""
+        failure = Failure(error, item.path, item.rows)
+        item.payload, item.keys, item.rows = None, None, 0
+        if self.context.skip and isinstance(error, Exception):
+            self._skipped(item, (failure,))
+        else:
+            item.fail(failure, self.stage.info.name)
+            self.failed()
+        self.segment.arrived(item)
+
+
+def size_of(payload: Any, keys: Keys | None) -> Footprint:
+    """Buffers of a payload; a run of samples counts as one."""
+    if keys is not None:
+        return {id(payload): run_bytes(payload)}
+    return footprint(payload)
+
+
+class CallNode(Node):
+    """map, map_rows, filter, unbatch, to_torch: one item in, one out."""
+
+    def __init__(self, stage: LiveStage, segment: Segment, epoch: int, gives: Flow) -> None:
+        super().__init__(stage, segment)
+        self._epoch, self._gives = epoch, gives
+        self._heap: list[tuple[Path, Item]] = []
+
+    def put(self, item: Item) -> None:
+        """An item comes in."""
+        if item.rows == 0:  # failed before with nothing left: a function never sees 0 rows
+            self.after(item)
+        else:
+            heapq.heappush(self._heap, (item.path, item))
+
+    def waiting(self) -> list[Item]:
+        """Items that wait before it."""
+        return [item for _, item in self._heap]
+
+    def gates(self) -> tuple[bool, bool, bool, bool]:
+        """Input and room; order and memory were asked for when the item began."""
+        return bool(self._heap), True, self.segment.has_room(), True
+
+    def begin(self) -> Work:
+        """Take the waiting item that is first in order."""
+        item = heapq.heappop(self._heap)[1]
+        self.stage.counters.items_in += item.count
+        keys = item.keys if item.keys is not None else item.path
+
+        def work() -> tuple[Output, float, float, Footprint]:
+            output, wall, cpu = self.stage.execute(item.payload, keys, self._epoch, self.context.clock)
+            sizes = size_of(output.payload, output.keys) if output.payload is not None else {}
+            return output, wall, cpu, sizes
+
+        return Work(work, lambda result: self._finish(item, *result), lambda error: self._broke(item, error))
+
+    def _finish(self, item: Item, output: Output, wall: float, cpu: float, sizes: Footprint) -> None:
+        self._book(item.count, wall, cpu)
+        if item.keys is not None:
+            self.stage.note_seconds(item.count, wall)
+        self._skipped(item, output.skipped)
+        self.context.ledger.true_up(item.charge, sizes)
+        rows = self._rows(output, item)
+        if (
+            self.context.exact_rows
+            and self.stage.info.kind == "map"
+            and rows != item.rows
+            and not (output.failure or output.skipped)
+        ):
+            output.failure = Failure(_changed_rows(item.rows, rows), item.path, item.rows)
+        item.payload, item.keys, item.rows = output.payload, output.keys, rows
+        size = item.charge.actual
+        item.peak = max(item.peak, size)
+        if output.failure is not None:
+            item.fail(output.failure, self.stage.info.name)
+            self.failed()
+        if rows:
+            self._out(item, size)
+            self.after(item)
+        else:
+            self.segment.arrived(item)
+
+    def _rows(self, output: Output, item: Item) -> int:
+        if output.payload is None:
+            return 0
+        if output.keys is not None:
+            return len(output.payload)
+        return block_rows(output.payload) if self._gives == "block" else item.rows
+
+
+def _changed_rows(before: int, after: int) -> ValueError:
+    return ValueError(
+        f"map gave {after} rows for a block of {before}, but the number of rows was promised (len() of the loader, or "
+        "several ranks): use filter or flat_map for that"
+    )
+
+
+class GatherNode(Node):
+    """Carries out the orders of a sequencer: batch and shuffle."""
+
+    def __init__(self, stage: LiveStage, segment: Segment, before: Sequence, gather: Gather, gives: Flow) -> None:
+        super().__init__(stage, segment)
+        self._before, self._gather, self._gives = before, gather, gives
+        before.on_orders = self._came
+
+    @property
+    def orders(self) -> deque[Order]:
+        """Orders that wait."""
+        return self._before.out
+
+    def waiting(self) -> list[Item]:
+        """Items that waiting orders refer to."""
+        return [piece.token for order in self.orders for piece in order.pieces]
+
+    def gates(self) -> tuple[bool, bool, bool, bool]:
+        """An order, its place in order, room, memory."""
+        orders = self.orders
+        if not orders:
+            return False, True, self.segment.has_room(), True
+        order = orders[0]
+        memory = self.segment.opens_memory((order.emission,), self.segment.forecast, order.rows)
+        return True, self.segment.opens_order(), self.segment.has_room(), memory
+
+    def begin(self) -> Work:
+        """Take the next order."""
+        order = self.orders.popleft()
+        segment = self.segment
+        size = segment.forecast.bytes(order.rows) if self.context.ledger.budget is not None else 0
+        origin = lambda: f"{self.stage.info.name} {order.emission}"  # noqa: E731
+        item = segment.begin((order.emission,), order.emission, size, order.rows, origin)
+        segment.next_root = order.emission + 1
+        self._before.begun()
+        self.stage.counters.items_in += 1
+        keys = range(order.row, order.row + order.rows) if self._gives == "sample" else None
+        clock = self.context.clock
+
+        def work() -> tuple[Any, Footprint, float, float]:
+            wall, cpu = clock.wall(), clock.cpu()
+            payload = self._gather(order)
+            sizes = size_of(payload, keys)
+            return payload, sizes, clock.wall() - wall, clock.cpu() - cpu
+
+        return Work(
+            work,
+            lambda result: self._finish(order, item, keys, *result),
+            lambda error: self._fail(order, item, error),
+        )
+
+    def _finish(
+        self, order: Order, item: Item, keys: Keys | None, payload: Any, sizes: Footprint, wall: float, cpu: float
+    ) -> None:
+        item.payload, item.keys, item.rows = payload, keys, order.rows
+        item.source_rows = self._source_rows(order)
+        self.context.ledger.true_up(item.charge, sizes)
+        item.peak = item.charge.actual
+        self._before.done(order)
+        self._book(1, wall, cpu)
+        self._out(item, item.peak)
+        self.after(item)
+
+    def _fail(self, order: Order, item: Item, error: BaseException) -> None:
+        self._before.done(order)
+        self._broke(item, error)
+
+    def _came(self, orders: list[Order]) -> None:
+        for order in orders:
+            self._gather.prepare(order)
+
+    def _source_rows(self, order: Order) -> float:
+        if order.window is not None:
+            return float(order.window.data.source_rows) * order.rows / order.window.rows
+        return source_rows(order.pieces)

@@ -1,0 +1,214 @@
+"""Sources of samples: taken in runs, so that scheduling costs little where samples do."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from intune.pipeline.calls import Failure, Keys
+from intune.pipeline.footprint import Footprint
+from intune.pipeline.item import Item
+from intune.pipeline.nodes import Node, Work, size_of
+from intune.pipeline.segment import Segment
+from intune.pipeline.stage import LiveStage
+
+RUN_SECONDS = 1e-3
+"""Work that a run of samples is to hold: enough that scheduling costs little, little enough to share out."""
+RUN_SAMPLES = 512
+RUN_BYTES = 1 << 20
+
+
+def run_length(stage: LiveStage) -> int:
+    """Samples of the next run by what the stage alone costs a sample."""
+    return _length(stage.sample_seconds)
+
+
+def _length(seconds: float | None) -> int:
+    if seconds is None:
+        return 1
+    return max(1, min(RUN_SAMPLES, int(RUN_SECONDS / max(seconds, 1e-9))))
+
+
+class SampleNode(Node):
+    """The source, for samples: takes them in runs whose length follows what the segment costs a sample."""
+
+    def __init__(self, stage: LiveStage, segment: Segment, stages: list[LiveStage], first: int) -> None:
+        super().__init__(stage, segment)
+        self._stages, self._next, self._last_length = stages, first, 1
+        self._sample_bytes = 0.0
+
+    def _length(self) -> int:
+        seconds = [stage.sample_seconds for stage in self._stages if stage.info.kind in ("source", "map", "filter")]
+        known = [second for second in seconds if second is not None]
+        if len(known) < len(seconds):
+            return 1
+        length = min(_length(sum(known)), 2 * self._last_length)
+        if self._sample_bytes:
+            length = min(length, max(1, int(RUN_BYTES / self._sample_bytes)))
+        self._last_length = length
+        return length
+
+    def _item(self, length: int) -> Item:
+        segment = self.segment
+        root = segment.next_root
+        size = segment.forecast.bytes(length) if self.context.ledger.budget is not None else 0
+        position = self._next
+        item = segment.begin((root,), position, size, length, lambda: f"sample {position} of the epoch")
+        segment.next_root += 1
+        self._next += length
+        return item
+
+    def _fill(self, item: Item, samples: list[Any], keys: Keys, sizes: Footprint, wall: float, cpu: float) -> None:
+        item.payload, item.keys, item.rows = samples, keys, len(samples)
+        item.source_rows = float(len(samples))
+        self.context.ledger.true_up(item.charge, sizes)
+        item.peak = item.charge.actual
+        self._book(len(samples), wall, cpu)
+        self.stage.counters.items_in += len(samples)
+        if samples:
+            self.stage.note_seconds(len(samples), wall)
+            self._sample_bytes = item.peak / len(samples)
+            self._out(item, item.peak)
+
+
+class IndexNode(SampleNode):
+    """Samples by number, from a map-style dataset."""
+
+    def __init__(
+        self, stage: LiveStage, segment: Segment, stages: list[LiveStage], first: int, source: Any, order: Any
+    ) -> None:
+        super().__init__(stage, segment, stages, first)
+        self._source, self._order = source, order
+        self._check()
+
+    def gates(self) -> tuple[bool, bool, bool, bool]:
+        """Samples left, order, room, memory."""
+        memory = self.segment.opens_memory((self.segment.next_root,), self.segment.forecast, self._last_length)
+        left = self._next < len(self._order) and not self.stopped()
+        return left, self.segment.opens_order(), self.segment.has_room(), memory
+
+    def begin(self) -> Work:
+        """Take the next run of numbers."""
+        length = min(self._length(), len(self._order) - self._next)
+        start = self._next
+        item = self._item(length)
+        self._check()
+        indices = [int(index) for index in self._order[start : start + length]]
+        get, clock, skip = self._source.get, self.context.clock, self.context.skip
+
+        def work() -> tuple[Any, ...]:
+            wall, cpu = clock.wall(), clock.cpu()
+            samples: list[Any] = []
+            kept: list[tuple[int, ...]] = []
+            skipped: list[Failure] = []
+            failure = None
+            for number, index in enumerate(indices, start):
+                try:
+                    samples.append(get(index))
+                    kept.append((number,))
+                except Exception as error:
+                    failure = Failure(error, (index,))
+                    if not skip:
+                        break
+                    skipped.append(failure)
+                    failure = None
+            keys: Keys = range(start, start + length) if len(samples) == length else kept
+            return samples, keys, size_of(samples, keys), clock.wall() - wall, clock.cpu() - cpu, failure, skipped
+
+        return Work(work, lambda result: self._finish(item, *result), lambda error: self._broke(item, error))
+
+    def _finish(
+        self,
+        item: Item,
+        samples: list[Any],
+        keys: Keys,
+        sizes: Footprint,
+        wall: float,
+        cpu: float,
+        failure: Failure | None,
+        skipped: list[Failure],
+    ) -> None:
+        self._skipped(item, tuple(skipped))
+        self._fill(item, samples, keys, sizes, wall, cpu)
+        if failure is not None:
+            item.fail(failure, self.stage.info.name)
+            self.failed()
+        self.after(item) if item.rows else self.segment.arrived(item)
+
+    def _check(self) -> None:
+        if self._next >= len(self._order):
+            self.segment.total = self.segment.next_root
+
+
+class IterableNode(SampleNode):
+    """Samples one after another, from any iterable; one run is drawn at a time."""
+
+    def __init__(
+        self,
+        stage: LiveStage,
+        segment: Segment,
+        stages: list[LiveStage],
+        first: int,
+        draw: Callable[[], Iterator[tuple[int, Any]]],
+    ) -> None:
+        super().__init__(stage, segment, stages, first)
+        self._start_drawing = draw
+        self._iterator: Iterator[tuple[int, Any]] | None = None
+        self._ended = False
+
+    def gates(self) -> tuple[bool, bool, bool, bool]:
+        """Not at the end, order, room, memory."""
+        memory = self.segment.opens_memory((self.segment.next_root,), self.segment.forecast, self._last_length)
+        left = not self._ended and not self.stopped()
+        return left, self.segment.opens_order(), self.segment.has_room(), memory
+
+    def begin(self) -> Work:
+        """Draw the next run."""
+        length = self._length()
+        item = self._item(length)
+        clock = self.context.clock
+
+        def work() -> tuple[Any, ...]:
+            wall, cpu = clock.wall(), clock.cpu()
+            samples: list[Any] = []
+            numbers: list[int] = []
+            failure = None
+            try:
+                if self._iterator is None:
+                    self._iterator = self._start_drawing()
+                for number, sample in self._iterator:
+                    numbers.append(number)
+                    samples.append(sample)
+                    if len(samples) == length:
+                        break
+            except Exception as error:
+                failure = Failure(error, (item.position + len(samples),))
+            step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+            keys = range(numbers[0], numbers[0] + step * len(numbers), step) if numbers else range(0)
+            return samples, keys, size_of(samples, keys), clock.wall() - wall, clock.cpu() - cpu, failure, length
+
+        return Work(work, lambda result: self._finish(item, *result), lambda error: self._broke(item, error))
+
+    def _finish(
+        self,
+        item: Item,
+        samples: list[Any],
+        keys: Keys,
+        sizes: Footprint,
+        wall: float,
+        cpu: float,
+        failure: Failure | None,
+        asked: int,
+    ) -> None:
+        self._next -= asked - len(samples)
+        if failure is not None:
+            item.fail(failure, self.stage.info.name)
+            self.failed()
+        if len(samples) < asked:
+            self._ended = True
+            self.segment.total = self.segment.next_root
+        self._fill(item, samples, keys, sizes, wall, cpu)
+        self.after(item) if item.rows else self.segment.arrived(item)
+
+    def _broke(self, item: Item, error: BaseException) -> None:
+        self._ended = True
+        self.segment.total = self.segment.next_root
+        super()._broke(item, error)

@@ -1,0 +1,151 @@
+"""Slots and threads: a free slot takes the deepest work there is.
+
+Threads are not tied to stages. The scheduler knows nothing of stages either: it asks `pick` for the next
+task whenever a slot or a thread is free, and `pick` answers with the deepest one.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Task(Protocol):
+    """Work for one thread."""
+
+    holds_slot: bool
+    """Whether it counts against the CPU slots while it runs."""
+
+    def run(self) -> None:
+        """Do the work, without the lock; never raises."""
+
+    def done(self) -> None:
+        """Book the result, with the lock."""
+
+
+class _Worker:
+    __slots__ = ("gate", "leave", "task", "thread")
+
+    def __init__(self) -> None:
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.task: Task | None = None
+        self.leave = False
+        self.thread: threading.Thread
+
+
+class Scheduler:
+    """Runs tasks on threads that it starts as they are needed.
+
+    The lock guards the scheduler and everything that `pick` and the tasks' `done` touch.
+
+    Args:
+        name: For the names of threads.
+        slots: CPU slots, at least 1. More may be set at any time and is used at once; after less is set,
+            running tasks finish and none begins until use has fallen below it.
+        max_threads: The most threads.
+    """
+
+    def __init__(self, name: str, slots: int, max_threads: int) -> None:
+        self.lock = threading.Lock()
+        self.slots = slots
+        self.used = 0
+        self.peak_used = 0
+        self.max_threads = max_threads
+        self.pick: Callable[[bool], Task | None] = lambda slot_free: None
+        self._name = name
+        self._workers: set[_Worker] = set()
+        self._idle: list[_Worker] = []
+        self._closed = False
+        self._started = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads that live."""
+        return len(self._workers)
+
+    def dispatch(self) -> None:
+        """Give work to idle or new threads while there is some; the lock is held."""
+        while self._idle or len(self._workers) < self.max_threads:
+            task = self._take()
+            if task is None:
+                return
+            self._hand(task)
+
+    def nudge(self) -> None:
+        """Something changed: let one idle thread look for work; the lock is held. Cheap for the consumer."""
+        if self._closed:
+            return
+        if self._idle or (len(self._workers) < self.max_threads and self.used < self.slots):
+            self._hand(None)
+
+    def owns(self, thread: threading.Thread) -> bool:
+        """Whether a thread is one of its workers."""
+        return any(worker.thread is thread for worker in list(self._workers))
+
+    def close(self, seconds: float) -> list[str]:
+        """End all threads; names of those that were still inside a function after so many seconds."""
+        with self.lock:
+            self._closed = True
+            for worker in self._idle:
+                worker.leave = True
+                worker.gate.release()
+            self._idle.clear()
+            threads = [worker.thread for worker in self._workers]
+        until = time.monotonic() + seconds
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+        return [thread.name for thread in threads if thread.is_alive() and thread is not threading.current_thread()]
+
+    def _take(self) -> Task | None:
+        if self._closed:
+            return None
+        task = self.pick(self.used < self.slots)
+        if task is not None and task.holds_slot:
+            self.used += 1
+            if self.used > self.peak_used:
+                self.peak_used = self.used
+        return task
+
+    def _hand(self, task: Task | None) -> None:
+        if self._idle:
+            worker = self._idle.pop()  # the one that was idle for the shortest time
+            worker.task = task
+            worker.gate.release()
+            return
+        worker = _Worker()
+        worker.task = task
+        self._started += 1
+        # A daemon: a function that never returns must not keep the interpreter from ending.
+        worker.thread = threading.Thread(
+            target=self._loop, args=(worker,), name=f"{self._name}-{self._started}", daemon=True
+        )
+        self._workers.add(worker)
+        worker.thread.start()
+
+    def _loop(self, worker: _Worker) -> None:
+        task, worker.task = worker.task, None
+        while True:
+            if task is not None:
+                task.run()
+            with self.lock:
+                if task is not None:
+                    if task.holds_slot:
+                        self.used -= 1
+                    task.done()
+                task = self._take()
+                if task is None:
+                    if self._closed or len(self._idle) >= self.slots:
+                        self._workers.discard(worker)
+                        return
+                    self._idle.append(worker)
+                else:
+                    self.dispatch()
+            if task is None:
+                worker.gate.acquire()
+                if worker.leave:
+                    with self.lock:
+                        self._workers.discard(worker)
+                    return
+                task, worker.task = worker.task, None

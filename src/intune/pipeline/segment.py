@@ -1,0 +1,366 @@
+"""A segment: the stages between two places of order, and what stands at its end.
+
+All methods are called with the scheduler's lock held.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from intune._clock import Clock
+from intune.pipeline.calls import Failure
+from intune.pipeline.item import Item
+from intune.pipeline.ledger import Charge, Forecast, Ledger
+from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
+
+
+@dataclass
+class Context:
+    """What all runs of a loader share.
+
+    Attributes:
+        clock: Time.
+        ledger: Bytes in flight.
+        ordered: Whether order is restored.
+        prefetch: Batches that may wait for the consumer.
+        max_ahead: The most items past the lowest unfinished one.
+        skip: Whether failures are left out.
+        exact_rows: A map must keep the number of rows: lengths were promised.
+        busy: Tasks being run.
+        alone: A task on trial runs; nothing else may begin.
+        on_skip: Called with stage name, origin and failures that were left out.
+        run_queue: Seconds that the calling thread was runnable without a CPU; None where unknown.
+    """
+
+    clock: Clock
+    ledger: Ledger
+    ordered: bool = True
+    prefetch: int = 2
+    max_ahead: int = 6
+    skip: bool = False
+    exact_rows: bool = False
+    busy: int = 0
+    alone: bool = False
+    on_skip: Callable[[str, str, tuple[Failure, ...]], None] = lambda stage, origin, failures: None
+    run_queue: Callable[[], float | None] = lambda: None
+
+
+class End(Protocol):
+    """What takes a segment's items, in order."""
+
+    @property
+    def full(self) -> bool:
+        """Whether it takes none now."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do behind it."""
+        ...
+
+    def accept(self, item: Item) -> None:
+        """Take the next item."""
+        ...
+
+    def finish(self) -> None:
+        """No more come."""
+        ...
+
+
+class Segment:
+    """Counts what is in flight between two places of order, restores order at its end, admits at its start.
+
+    Args:
+        context: What all runs share.
+        depth: Length of the path of what arrives at its end.
+        first: The first root.
+        end: What takes its items.
+        charges: What the run of which it is a part holds in the ledger.
+    """
+
+    def __init__(self, context: Context, depth: int, first: int, end: End, charges: set[Charge]) -> None:
+        self.context, self.depth, self.end = context, depth, end
+        self._charges = charges
+        self.next_root = first
+        self.total: int | None = None
+        self.live = 0
+        self._parents = 0
+        self.forecast = Forecast()
+        self._restorer = Restorer(depth, first) if context.ordered else None
+        self._open: dict[int, int] = {}
+        self._finished = False
+
+    @property
+    def low(self) -> int:
+        """The lowest root that has not wholly left the segment."""
+        if self._restorer is not None:
+            return self._restorer.low
+        return self.next_root - len(self._open)
+
+    def opens_order(self) -> bool:
+        """Whether one more root may begin: few enough lie past the lowest unfinished one."""
+        return self.next_root - self._passed() < self.context.max_ahead and not self._overfull()
+
+    def opens_child(self, path: Path) -> bool:
+        """Whether the item with this path may come into being: what order waits for always may."""
+        ahead, root = self.context.max_ahead, path[0]
+        if self._overfull():
+            return False
+        return self.live < ahead or (root == self.low and self._open.get(root, 0) <= ahead) or self.expects(path)
+
+    def expects(self, path: Path) -> bool:
+        """Whether nothing in the segment goes on before the item with this path is there."""
+        if self._restorer is None:
+            return self.live == self._parents
+        return self._restorer.expects(path)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in hand here or behind: only a new item could let anything go on."""
+        return not self._open and self.end.idle
+
+    def has_room(self) -> bool:
+        """Whether the consumer, if it stands at the end, has few enough batches waiting."""
+        return not isinstance(self.end, Delivery) or len(self.end.ready) < self.context.prefetch
+
+    def opens_memory(self, path: Path, forecast: Forecast, bound: int) -> bool:
+        """Whether the ledger admits what is forecast for an item; one at a time until there is a forecast.
+
+        What order waits for is admitted in any case, but only once everything behind this segment has run dry:
+        before that, what goes on there gives bytes back.
+        """
+        ledger = self.context.ledger
+        if ledger.budget is None:
+            return True
+        if ledger.admits(forecast.bytes(bound)):
+            return forecast.known or self.expects(path)
+        return self.expects(path) and self.end.idle
+
+    def begin(self, path: Path, position: int, size: int, bound: int, origin: Callable[[], str]) -> Item:
+        """An item comes into being; `size` bytes are reserved for it."""
+        self.hold(path[0])
+        self.live += 1
+        return Item(path, position, self.context.ledger.reserve(size, self._charges), bound, origin)
+
+    def hold(self, root: int) -> None:
+        """Something of this root is in hand."""
+        self._open[root] = self._open.get(root, 0) + 1
+
+    def let_go(self, root: int) -> None:
+        """Something of this root is not in hand any more."""
+        left = self._open[root] - 1
+        if left:
+            self._open[root] = left
+        else:
+            del self._open[root]
+
+    def unborn(self, item: Item) -> None:
+        """An item that was begun came to nothing, and nothing waits for it."""
+        self.context.ledger.release(item.charge)
+        self._left(item)
+        self.pump()
+
+    def waits_as_parent(self) -> None:
+        """An item waits to be drawn from: it cannot go on by itself, but needs room for its children."""
+        self._parents += 1
+
+    def becomes_parent(self, item: Item) -> None:
+        """An item that waited is about to be drawn from; its root stays in hand until it is closed."""
+        self._parents -= 1
+        self.live -= 1
+        self.context.ledger.settle(item.charge)
+        if item.bound:
+            self.forecast.add(item.bound, item.peak)
+
+    def closed(self, path: Path, count: int) -> None:
+        """A one-to-many stage has drawn all its items of a parent."""
+        if self._restorer is not None:
+            self._restorer.close(path, count)
+        self.let_go(path[0])
+        self.pump()
+
+    def arrived(self, item: Item) -> None:
+        """An item has passed the last stage."""
+        ledger = self.context.ledger
+        ledger.settle(item.charge)
+        if item.bound:
+            self.forecast.add(item.bound, item.peak)
+        if item.rows == 0 and item.failure is None:
+            ledger.release(item.charge)
+            if self._restorer is not None:
+                self._restorer.drop(item.path)
+            self._left(item)
+        elif self._restorer is not None:
+            padded = item.path + (0,) * (self.depth - len(item.path))
+            self._restorer.leaf(padded, item)
+        else:
+            self._left(item)
+            self.end.accept(item)
+        self.pump()
+
+    def fail(self, root: int, failure: Failure, stage: str, origin: Callable[[], str]) -> None:
+        """Put a failure into the order at a root that has not begun; those before it may still wait to begin."""
+        item = self.begin((root,), root, 0, 0, origin)
+        item.fail(failure, stage)
+        self.arrived(item)
+
+    def pump(self) -> None:
+        """Give the end what is next in order, as far as it takes it."""
+        if self._restorer is not None and not self.end.full:
+            for item in self._restorer.ready():
+                self._left(item)
+                self.end.accept(item)
+                if self.end.full:
+                    break
+        if not self._finished and self.total is not None and self.low >= self.total and not self._open:
+            self._finished = True
+            self.end.finish()
+
+    def _overfull(self) -> bool:
+        """Without order nothing waits at the end for room there, so nothing more may begin."""
+        return self._restorer is None and self.end.full
+
+    def _passed(self) -> int:
+        if isinstance(self.end, Delivery) and self.end.ready:
+            if self._restorer is None:
+                return self.low - len(self.end.ready)
+            return min(self.low, self.end.ready[0].path[0])
+        return self.low
+
+    def _left(self, item: Item) -> None:
+        self.live -= 1
+        self.let_go(item.path[0])
+
+
+class Delivery:
+    """The end of the last segment: items wait here for the consumer.
+
+    Args:
+        context: What all runs share.
+        drop: Items (samples one by one) at the start that the consumer has had before.
+        wake: Called when something new is ready, or the end is reached.
+    """
+
+    full = False
+
+    def __init__(self, context: Context, drop: int, wake: Callable[[], None]) -> None:
+        self.ready: deque[Item] = deque()
+        self.ended = False
+        self._context, self._drop, self._wake = context, drop, wake
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for the consumer."""
+        return not self.ready
+
+    def accept(self, item: Item) -> None:
+        """The next item for the consumer."""
+        if self._drop and item.rows:
+            dropped = min(self._drop, item.count)
+            self._drop -= dropped
+            if dropped < item.count:
+                assert item.keys is not None
+                item.payload, item.keys = item.payload[dropped:], item.keys[dropped:]
+                item.rows -= dropped
+            elif item.failure is None:
+                self._context.ledger.release(item.charge)
+                return
+            else:
+                item.payload, item.keys, item.rows = None, None, 0
+        self.ready.append(item)
+        self._wake()
+
+    def finish(self) -> None:
+        """The epoch has ended."""
+        self.ended = True
+        self._wake()
+
+
+@dataclass
+class Sequence:
+    """The end of an inner segment: a sequencer, whose orders the next segment's gather carries out.
+
+    Attributes:
+        context: What all runs share.
+        sequencer: Decides what is put together.
+        log: Finds back from rows to roots.
+        preceding: The segment at whose end it stands; set once that exists.
+        following: The next segment.
+        check: Says whether what it would hold does not fit; a failure ends the epoch.
+        out: Orders that wait to be carried out.
+        on_orders: Called with new orders.
+    """
+
+    context: Context
+    sequencer: Sequencer
+    log: ReplayLog
+    preceding: Segment | None
+    following: Segment
+    check: Callable[["Sequence", list[Order]], Failure | None]
+    out: deque[Order] = field(default_factory=deque)
+    on_orders: Callable[[list[Order]], None] = lambda orders: None
+    _poisoned: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether it takes no header now: orders wait, which would pile up while the consumer pauses."""
+        return bool(self.out) or self.sequencer.full
+
+    @property
+    def idle(self) -> bool:
+        """Whether no order waits, and nothing made of one is in hand."""
+        return not self.out and self.following.idle
+
+    def accept(self, item: Item) -> None:
+        """Take the next header."""
+        ledger = self.context.ledger
+        if self._poisoned:
+            ledger.release(item.charge)
+            return
+        made = self.sequencer.made
+        self.log.add(item.position, item.rows)
+        orders = self.sequencer.push(item, item.rows)
+        pieces = self.sequencer.made - made
+        if pieces:
+            ledger.use(item.charge, pieces - 1)
+        else:
+            ledger.release(item.charge)
+        self._give(orders)
+        failure = item.failure or self.check(self, orders)
+        if failure is not None:
+            self._poison(failure, item)
+
+    def finish(self) -> None:
+        """No more headers come."""
+        if self._poisoned:
+            return
+        self._give(self.sequencer.finish())
+        self._release(self.sequencer.abandon())
+        self.following.total = self.sequencer.emission
+        self.following.pump()
+
+    def begun(self) -> None:
+        """An order was taken in hand: there may be room for more headers now."""
+        if self.preceding is not None:
+            self.preceding.pump()
+
+    def done(self, order: Order) -> None:
+        """An order was carried out; the sequencer may take more now."""
+        self._release(self.sequencer.done(order))
+        if self.preceding is not None:
+            self.preceding.pump()
+
+    def _give(self, orders: list[Order]) -> None:
+        self.on_orders(orders)
+        self.out.extend(orders)
+
+    def _poison(self, failure: Failure, item: Item) -> None:
+        self._poisoned = True
+        self._release(self.sequencer.abandon())
+        self.following.fail(self.sequencer.emission, failure, item.failed_stage, item.origin)
+
+    def _release(self, tokens: list[Any]) -> None:
+        release: Callable[[Charge], None] = self.context.ledger.release
+        for token in tokens:
+            release(token.charge)

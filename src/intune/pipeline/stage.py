@@ -1,0 +1,230 @@
+"""What a stage is while its loader lives: limits, counters, function instances, processes."""
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from intune._clock import Clock
+from intune._values import StageInfo
+from intune.metrics.counters import StageCounters
+from intune.pipeline.calls import StageCall
+
+
+class Pool(Protocol):
+    """Worker processes of one stage."""
+
+    @property
+    def live(self) -> int:
+        """Processes ready to work."""
+        ...
+
+    @property
+    def starting(self) -> int:
+        """Processes being started."""
+        ...
+
+    @property
+    def leaving(self) -> int:
+        """Processes that were asked to end."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether processes cannot be started; `call` raises why."""
+        ...
+
+    def resize(self, n: int) -> None:
+        """Set the wanted number."""
+        ...
+
+    def call(self, *args: Any) -> Any:
+        """Run the target in a free process."""
+        ...
+
+    def resident_bytes(self) -> int | None:
+        """Mean resident bytes of a process."""
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
+
+
+class RemoteCall:
+    """What runs in a worker process: a stage's call, and the CPU seconds that it took there."""
+
+    def __init__(self, call: StageCall) -> None:
+        self.call = replace(call, reseed=True)
+
+    def __call__(self, payload: Any, keys: Any, epoch: int) -> tuple[Any, float]:
+        """The output of one item (for flat_map: the list of its children) and CPU seconds."""
+        before = time.thread_time()
+        if self.call.kind == "flat_map":
+            result: Any = list(self.call.draw(payload, keys, epoch))
+        else:
+            result = self.call(payload, keys, epoch)
+        return result, time.thread_time() - before
+
+    def close(self) -> None:
+        """Close what a class made."""
+        self.call.close()
+
+
+class Instances:
+    """Function objects of a thread stage: one for all, or one a worker where the function is a class.
+
+    Each instance is lent to one item at a time. Surplus ones are closed when the stage's concurrency falls.
+    """
+
+    def __init__(self, call: StageCall) -> None:
+        self._call = call
+        self._made = isinstance(call.function, type)
+        self._idle: list[StageCall] = []
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def borrow(self) -> StageCall:
+        """An instance for one item."""
+        if not self._made:
+            return self._call
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            self.count += 1
+        return replace(self._call)
+
+    def give_back(self, call: StageCall, limit: int) -> None:
+        """The item is done; the instance is closed where more than `limit` exist."""
+        if not self._made:
+            return
+        with self._lock:
+            if self.count <= limit:
+                self._idle.append(call)
+                return
+            self.count -= 1
+        call.close()
+
+    def trim(self, limit: int) -> None:
+        """Close idle instances above `limit`."""
+        with self._lock:
+            surplus = min(len(self._idle), max(0, self.count - limit))
+            closing = [self._idle.pop() for _ in range(surplus)]
+            self.count -= surplus
+        for call in closing:
+            call.close()
+
+
+@dataclass
+class Trial:
+    """Finds out by measurement whether a stage waits: its first items run alone, one at a time.
+
+    A stage waits if *each* item measured spent more than `SHARE` of its wall time neither computing nor ready
+    to compute. One item that computed settles that it does not: what disturbs a measurement (a busy
+    machine, another holder of the interpreter lock) makes an item look as if it waited, never the opposite.
+    """
+
+    ITEMS, SECONDS, SHARE = 4, 0.2, 0.7
+
+    items: int = 0
+    wall: float = 0.0
+
+    def add(self, wall: float, busy: float) -> bool | None:
+        """One more item: wall seconds, and the seconds of CPU and run queue in them.
+
+        Returns:
+            Whether the stage waits, or None while that is open. The first item is left out unless it was
+            long: it pays for imports and cold caches.
+        """
+        self.items += 1
+        if self.items == 1 and wall < self.SECONDS:
+            return None
+        if wall <= 0 or (wall - busy) / wall <= self.SHARE:
+            return False
+        self.wall += wall
+        return True if self.items >= self.ITEMS or self.wall >= self.SECONDS else None
+
+
+@dataclass
+class LiveStage:
+    """A stage of a living loader; fields are read and written under the scheduler's lock.
+
+    Attributes:
+        info: What the stage is.
+        call: What it does to an item; None for sources and gathers.
+        number: Its place in the pipeline, the source being 0.
+        concurrency: Limit in force; None = open; 0 = paused by the user.
+        cap: The most items that it may run now.
+        processes: Worker processes wanted.
+        running: Items in hand.
+        pool: Its processes, for a process stage.
+        trial: The measurement of whether it waits, until that is decided.
+        sample_seconds: Recent wall seconds a sample, for the length of runs.
+    """
+
+    info: StageInfo
+    call: StageCall | None
+    number: int
+    concurrency: int | None = None
+    cap: int = 1
+    processes: int = 0
+    running: int = 0
+    pool: Pool | None = None
+    trial: Trial | None = None
+    sample_seconds: float | None = None
+    largest_cap: int = 0
+    counters: StageCounters = field(default_factory=StageCounters)
+    instances: Instances | None = None
+
+    def __post_init__(self) -> None:
+        if self.call is not None and self.pool is None:
+            self.instances = Instances(self.call)
+        if self.info.waits is None:
+            self.trial = Trial()
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether its items hold a CPU slot."""
+        return self.info.waits is not True
+
+    def decide(self, waits: bool) -> None:
+        """It is now known whether the stage waits."""
+        self.info = replace(self.info, waits=waits)
+        self.trial = None
+
+    def refresh(self, slots: int, waiting_share: int) -> None:
+        """Compute `cap`, and the processes wanted, from what is in force."""
+        most = self.info.max_concurrency
+        wanted = self.concurrency
+        if wanted is None:
+            wanted = waiting_share if self.info.waits else slots
+        if most is not None:
+            wanted = min(wanted, most)
+        if self.pool is not None:
+            self.processes = wanted
+            # A pool that cannot start its processes says why to whoever calls it.
+            wanted = min(wanted, self.pool.live if not self.pool.failed else max(1, self.pool.live))
+        if self.trial is not None:
+            wanted = min(wanted, 1)
+        self.cap = wanted
+
+    def note_seconds(self, samples: int, wall: float) -> None:
+        """A run of samples took so many seconds."""
+        if samples:
+            each = wall / samples
+            known = self.sample_seconds
+            self.sample_seconds = each if known is None else known + 0.25 * (each - known)
+
+    def execute(self, payload: Any, keys: Any, epoch: int, clock: Clock) -> tuple[Any, float, float]:
+        """Apply the stage to one item: output, wall and CPU seconds. Called without the lock."""
+        began, cpu = clock.wall(), clock.cpu()
+        if self.pool is not None:
+            output, used = self.pool.call(payload, keys, epoch)
+            return output, clock.wall() - began, used
+        assert self.instances is not None
+        call = self.instances.borrow()
+        try:
+            output = call(payload, keys, epoch)
+        finally:
+            self.instances.give_back(call, max(1, self.cap))
+        return output, clock.wall() - began, clock.cpu() - cpu
