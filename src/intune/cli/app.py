@@ -1,0 +1,34 @@
+"""The command's parts put together, and what is common to them."""
+
+from typing import Annotated
+
+import typer
+
+import intune
+from intune.cli.generate import generate
+from intune.cli.train import train
+
+app = typer.Typer(
+    name="intune",
+    help="Feeds a model in training as fast as the machine allows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(train)
+app.command()(generate)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"intune {intune.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Feeds a model in training as fast as the machine allows."""

@@ -1,0 +1,86 @@
+"""`intune train`: train a DLRM on Criteo files and say what limited it."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from intune._errors import PipelineError
+from intune.cli.endings import clean_endings
+
+
+def train(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Criteo files, folders or patterns.", metavar="PATH...")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the rows.  [default: 1, or what fits --seconds]")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop training after so many seconds.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows a step.")] = 2048,
+    rows_shuffle: Annotated[
+        int, typer.Option(help="Rows of a shuffle window; 0 = in the order of the files.")
+    ] = 200_000,
+    tuner: Annotated[str, typer.Option(help="shared, even, proportional, static or random.")] = "shared",
+    concurrency: Annotated[
+        list[str] | None, typer.Option(help="For the tuner static, STAGE=N: the most items a stage works on at once.")
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(help="CPU slots.  [default: what the machine gives]")] = None,
+    memory: Annotated[str | None, typer.Option(help='Limit, as "4GiB".  [default: what the machine gives]')] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the row order and of the first weights.")] = 0,
+    held_out: Annotated[float, typer.Option(help="Share of rows for evaluation, 0 to 0.5.")] = 0.1,
+    run_dir: Annotated[Path | None, typer.Option(help="New folder for the run.  [default: runs/<time>-<name>]")] = None,
+    executor: Annotated[Literal["thread", "process"], typer.Option(help="Where transforms run.")] = "thread",
+    format: Annotated[Literal["auto", "tsv", "parquet"], typer.Option(help="Format of the files.")] = "auto",
+    device: Annotated[str, typer.Option(help="Where the model lives: cpu, cuda, cuda:1.")] = "cpu",
+    rows_per_table: Annotated[int, typer.Option(help="Rows of each of the 26 embedding tables.")] = 100_000,
+) -> None:
+    """Train a DLRM on Criteo files: Kaggle's train.txt, days of the 1 TB set, or Parquet made from them."""
+    with clean_endings():
+        if not paths:
+            raise PipelineError(
+                "no PATH given: name Criteo files or a folder; `intune generate FOLDER` makes some to try"
+            )
+        from intune.recsys.config import TrainConfig
+        from intune.recsys.train import train as run
+
+        config = TrainConfig(
+            paths=tuple(paths),
+            run_dir=run_dir or new_run_dir(Path("runs"), paths[0], datetime.now()),
+            format=format,
+            epochs=epochs,
+            seconds=seconds,
+            batch_size=batch_size,
+            shuffle_rows=rows_shuffle,
+            held_out=held_out,
+            tuner=tuner,
+            concurrency=dict(map(parse_concurrency, concurrency or ())),
+            cpus=cpus,
+            memory=memory,
+            seed=seed,
+            executor=executor,
+            device=device,
+            rows_per_table=rows_per_table,
+        )
+        for line in run(config, echo=typer.echo).lines():
+            typer.echo(line)
+
+
+def new_run_dir(base: Path, first_path: str, now: datetime) -> Path:
+    """A folder that is not there yet: <base>/<time>-<name of the first path>, numbered if need be."""
+    stem = f"{now:%Y%m%d-%H%M%S}-{Path(first_path).stem or 'run'}"
+    names = [stem, *(f"{stem}-{number}" for number in range(2, 100))]
+    return next(base / name for name in names if not (base / name).exists())
+
+
+def parse_concurrency(text: str) -> tuple[str, int]:
+    """Read "STAGE=N".
+
+    Raises:
+        PipelineError: If it is something else.
+    """
+    stage, _, number = text.partition("=")
+    if not stage or not number.isdecimal():
+        raise PipelineError(f"concurrency must be STAGE=N, as in read_parquet=2, got {text!r}")
+    return stage, int(number)

@@ -1,0 +1,126 @@
+"""What a training run is told."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from intune._errors import PipelineError
+from intune._values import Tuner
+from intune.recsys.criteo import Format
+from intune.recsys.transforms import CriteoTransform
+from intune.tuners import RandomMoves, Static, make_tuner
+
+OptimizerName: TypeAlias = Literal["adagrad", "sgd"]
+
+OPTIMIZERS: tuple[OptimizerName, ...] = ("adagrad", "sgd")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What to train on, for how long and how.
+
+    Attributes:
+        paths: Files, folders or patterns of Criteo data (`read_criteo`).
+        run_dir: Folder that is made for this run; it must not be there yet.
+        format: "tsv", "parquet" or "auto".
+        epochs: Passes over the training rows; None = one, or as many as fit `seconds` where that is given.
+        seconds: Stop training after so many seconds; None = when the epochs are done.
+        batch_size: Rows a step.
+        shuffle_rows: Rows of a shuffle window; 0 = the order of the files.
+        held_out: Share of the rows that is kept for evaluation, 0 to 0.5: every k-th row of a block,
+            k = round(1 / share).
+        tuner: While training, "shared", "even", "proportional", "static" or "random".
+        concurrency: By stage, the most items it works on at once; for the tuner "static", which needs it.
+        cpus: CPU slots of the loader; None = what the machine gives.
+        memory: Limit for the whole process, "4GiB" or bytes; None = what the machine gives.
+        seed: Seed of the row order, the first weights and a random tuner.
+        executor: Where filter and transform run: "thread" or "process".
+        device: Where the model lives: "cpu", "cuda", "cuda:1".
+        rows_per_table: Rows of each of the 26 embedding tables.
+        dim: Width of the embeddings.
+        optimizer: "adagrad" or "sgd".
+        learning_rate: Step of the optimizer.
+    """
+
+    paths: tuple[str, ...]
+    run_dir: Path
+    format: Format = "auto"
+    epochs: int | None = None
+    seconds: float | None = None
+    batch_size: int = 2048
+    shuffle_rows: int = 200_000
+    held_out: float = 0.1
+    tuner: str = "shared"
+    concurrency: Mapping[str, int] = field(default_factory=dict)
+    cpus: int | None = None
+    memory: str | int | None = None
+    seed: int = 0
+    executor: Literal["thread", "process"] = "thread"
+    device: str = "cpu"
+    rows_per_table: int = 100_000
+    dim: int = 16
+    optimizer: OptimizerName = "adagrad"
+    learning_rate: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained with."""
+        allowed = {
+            "paths": (bool(self.paths), "at least one path"),
+            "epochs": (self.epochs is None or self.epochs >= 1, "at least 1"),
+            "seconds": (self.seconds is None or self.seconds > 0, "more than 0"),
+            "batch_size": (self.batch_size >= 1, "at least 1"),
+            "shuffle_rows": (self.shuffle_rows >= 0, "at least 0; 0 = no shuffle"),
+            "held_out": (0 <= self.held_out <= 0.5, "a share from 0 to 0.5, so that rows are left to train on"),
+            "dim": (self.dim >= 1, "at least 1"),
+            "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+            "learning_rate": (self.learning_rate > 0, "more than 0"),
+        }
+        for name, (fine, text) in allowed.items():
+            if not fine:
+                raise PipelineError(f"{name} must be {text}, got {getattr(self, name)!r}")
+        self.make_transform()
+        self.make_tuner()
+
+    @property
+    def epoch_limit(self) -> int | None:
+        """Epochs to train at most; None = until the time is up."""
+        return 1 if self.epochs is None and self.seconds is None else self.epochs
+
+    def make_transform(self) -> CriteoTransform:
+        """The transform that fits the model's tables."""
+        return CriteoTransform(self.rows_per_table)
+
+    def make_tuner(self) -> Tuner:
+        """A new tuner.
+
+        Raises:
+            PipelineError: If there is none of that name, or "static" and `concurrency` do not come together.
+        """
+        if (self.tuner == "static") != bool(self.concurrency):
+            raise PipelineError(
+                f"the tuner 'static' and a concurrency of stages need each other, got tuner {self.tuner!r} and "
+                f"concurrency {dict(self.concurrency)}"
+            )
+        if self.tuner == "static":
+            return Static(self.concurrency)
+        return RandomMoves(self.seed) if self.tuner == "random" else make_tuner(self.tuner)
+
+    @property
+    def hold_out_every(self) -> int:
+        """k: each k-th row of a block is held out; 0 = none is."""
+        return round(1 / self.held_out) if self.held_out else 0
+
+    def make_run_dir(self) -> None:
+        """Make the run folder, with config.json in it.
+
+        Raises:
+            FileExistsError: If it is there.
+        """
+        try:
+            self.run_dir.mkdir(parents=True)
+        except FileExistsError:
+            raise FileExistsError(f"the run folder {self.run_dir} is there already; name a new one") from None
+        fields = asdict(self) | {"run_dir": str(self.run_dir)}
+        (self.run_dir / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,205 @@
+"""Criteo click logs: what their files look like, and a pipeline that reads them.
+
+Kaggle's `train.txt` and the days of the 1 TB set (`day_0` .. `day_23`) have the same 40 tab-separated fields:
+a label (0 or 1), 13 counts, 26 categories of up to eight hex digits; an empty field is missing. Kaggle's
+`test.txt` has no label: 39 fields. None of them has a header. Parquet copies come under several column names.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import intune
+from intune._errors import PipelineError, SourceError
+from intune.sources._files import FileSet, Paths, find_files, reading
+from intune.sources._hex import hex_to_int64
+
+LABEL_COLUMN = "label"
+COUNT_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
+CATEGORY_COLUMNS = tuple(f"C{i}" for i in range(1, 27))
+ALL_COLUMNS = (LABEL_COLUMN, *COUNT_COLUMNS, *CATEGORY_COLUMNS)
+
+PARQUET_LAYOUTS = ("label, I1..I13, C1..C26", "label, int_0..int_12, cat_0..cat_25", "_c0, _c1, ...")
+"""Column names that Parquet copies have, in the order of the fields; unlabelled ones lack `label`, or `_c39`."""
+
+Format: TypeAlias = Literal["auto", "tsv", "parquet"]
+_TEXT_NAME = re.compile(r"(day_\d+|.*\.(tsv|txt))(\.(gz|zst))?", re.IGNORECASE)
+_PARQUET_NAME = re.compile(r".*\.(parquet|parq|pq)", re.IGNORECASE)
+
+
+def criteo_schema(*, label: bool = True) -> pa.Schema:
+    """Schema of the blocks of `read_criteo`: label int32, never null; I1..I13 and C1..C26 int64, null = missing."""
+    numbers = [pa.field(name, pa.int64()) for name in (*COUNT_COLUMNS, *CATEGORY_COLUMNS)]
+    return pa.schema([pa.field(LABEL_COLUMN, pa.int32(), nullable=False), *numbers] if label else numbers)
+
+
+def read_criteo(
+    paths: Paths,
+    *,
+    format: Format = "auto",
+    label: bool = True,
+    executor: Literal["thread", "process"] = "thread",
+) -> "intune.Pipeline":
+    """Read Criteo files as blocks with the columns of `criteo_schema`.
+
+    Args:
+        paths: Files, folders or glob patterns. A folder stands for the files in it and below it.
+        format: "tsv" or "parquet", or "auto": told by file names and first bytes, the same for all files.
+        label: Whether the files have a label; False for Kaggle's `test.txt` (39 fields).
+        executor: Where Parquet columns are turned into those of `criteo_schema`: hex strings into integers,
+            other integers, floats and strings of digits into int64. Text needs no such stage.
+
+    Returns:
+        A pipeline of record batches.
+
+    Raises:
+        SourceError: If a path is missing, the format cannot be told, files of both kinds are given, a first line has
+            a header or another number of fields, or Parquet columns have other names than `PARQUET_LAYOUTS` lists.
+    """
+    files = find_files(paths)
+    if format == "auto":
+        format = tell_format(files)
+    if format == "tsv":
+        for index in range(len(files)):
+            _check_first_line(files, index, label)
+        return intune.read_tsv(paths, schema=criteo_schema(label=label), hex_columns=CATEGORY_COLUMNS)
+    if format != "parquet":
+        raise PipelineError(f"format must be 'auto', 'tsv' or 'parquet', got {format!r}")
+    names = _parquet_names(files, label)
+    columns = CriteoColumns(names)
+    return intune.read_parquet(paths, columns=list(names)).map(columns, name="criteo_columns", executor=executor)
+
+
+def tell_format(files: FileSet) -> Literal["tsv", "parquet"]:
+    """Tell text from Parquet by name and first bytes.
+
+    Raises:
+        SourceError: If a file is neither by its name, its first bytes contradict its name, or both kinds are there.
+    """
+    first: dict[Literal["tsv", "parquet"], str] = {}
+    for index in range(len(files)):
+        first.setdefault(_format_of(files, index), files.path(index))
+    if len(first) > 1:
+        raise SourceError(
+            f"both kinds of files are given: text ({first['tsv']}) and Parquet ({first['parquet']}); "
+            "give files of one kind"
+        )
+    return next(iter(first))
+
+
+@dataclass(frozen=True)
+class CriteoColumns:
+    """A block function: columns of a Parquet copy, under whatever names and types, into those of `criteo_schema`.
+
+    Attributes:
+        names: The names in the file of label (where labelled), I1..I13, C1..C26, in this order.
+    """
+
+    names: tuple[str, ...]
+
+    def __call__(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        """Convert one block.
+
+        Raises:
+            SourceError: If a value does not fit: a missing label, a count that is not an integer, a category that is
+                neither hex nor a non-negative integer. The message names the column and the value.
+        """
+        schema = criteo_schema(label=len(self.names) == len(ALL_COLUMNS))
+        columns = []
+        for name, field in zip(self.names, schema, strict=True):
+            column = block[name]
+            try:
+                columns.append(_category(column) if field.name in CATEGORY_COLUMNS else _number(column, field.type))
+            except ValueError as error:  # Arrow's own errors of values are among them
+                raise SourceError(f"column {name!r} ({column.type}) as {field.name}: {error}") from error
+            if not field.nullable and column.null_count:
+                row = pc.index(column.is_null(), True).as_py()
+                raise SourceError(f"column {name!r}, row {row} of the block: the label is missing")
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _category(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if _is_text(column.type):
+        return hex_to_int64(column.cast(pa.string()))
+    if not pa.types.is_integer(column.type):
+        raise ValueError("expected hex strings or integers")
+    lowest = pc.min(column).as_py()
+    if lowest is not None and lowest < 0:
+        raise ValueError(
+            f"{lowest} is negative; a category is 0 to 4294967295, and one above 2147483647 does not fit the int32 "
+            "that it may once have been written as"
+        )
+    return column.cast(pa.int64())
+
+
+def _number(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    types = pa.types
+    if not (_is_text(column.type) or types.is_integer(column.type) or types.is_floating(column.type)):
+        raise ValueError("expected integers, whole floats or strings of digits")
+    return column.cast(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _format_of(files: FileSet, index: int) -> Literal["tsv", "parquet"]:
+    path = files.path(index)
+    with reading(lambda: path), files.open(index) as stream:
+        parquet = stream.read(4) == b"PAR1"
+    name = path.rsplit("/", 1)[-1]
+    if parquet and _TEXT_NAME.fullmatch(name):
+        raise SourceError(f"{path} has the name of a text file, but the content of a Parquet file")
+    if parquet:
+        return "parquet"
+    if _PARQUET_NAME.fullmatch(name):
+        raise SourceError(f"{path} ({files.sizes[index]:,} bytes) has the name of a Parquet file, but not the content")
+    if _TEXT_NAME.fullmatch(name):
+        return "tsv"
+    raise SourceError(
+        f"cannot tell the format of {path}: known names are day_<n>, *.tsv, *.txt and *.parquet; "
+        "say format='tsv' or 'parquet'"
+    )
+
+
+def _check_first_line(files: FileSet, index: int, label: bool) -> None:
+    path = files.path(index)
+    with reading(lambda: path), files.filesystem.open_input_stream(path) as stream:
+        line = stream.read(1 << 16).split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf").rstrip(b"\r")
+    if not line:
+        return  # an empty file has no rows; a blank first line is the reader's to judge
+    fields = line.split(b"\t")
+    expected = len(criteo_schema(label=label))
+    if len(fields) != expected:
+        hint = {39: "; files without a label need label=False", 40: "; label=False is for files without one"}
+        raise SourceError(
+            f"{path}:1: expected {expected} tab-separated fields ({'label, ' if label else ''}I1..I13, C1..C26), "
+            f"got {len(fields)}: {line[:60]!r}{hint.get(len(fields), '')}"
+        )
+    if fields[0] and not fields[0].lstrip(b"-").isdigit():
+        raise SourceError(f"{path}:1: expected an integer in the first field and no header, got {fields[0]!r}")
+
+
+def _parquet_names(files: FileSet, label: bool) -> tuple[str, ...]:
+    path = files.path(0)
+    with reading(lambda: f"{path} ({files.sizes[0]:,} bytes)"), files.open(0) as stream:
+        there = pq.read_schema(stream).names
+    first = (LABEL_COLUMN,) if label else ()
+    for names in (
+        (*first, *COUNT_COLUMNS, *CATEGORY_COLUMNS),
+        (*first, *(f"int_{i}" for i in range(13)), *(f"cat_{i}" for i in range(26))),
+        tuple(f"_c{i}" for i in range(39 + label)),
+    ):
+        if set(names) <= set(there):
+            return names
+    raise SourceError(
+        f"{path} has the columns {there}; expected {'; or '.join(PARQUET_LAYOUTS)}{'' if label else ' (without label)'}"
+    )

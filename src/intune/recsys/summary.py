@@ -1,0 +1,101 @@
+"""What came of a training run, as a value, as JSON and as lines to read."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model did on the held-out rows.
+
+    Attributes:
+        rows: Held-out rows.
+        rows_read: All rows that the files hold, counted by the reader in the same pass.
+        auc: Area under the ROC curve; None where it is undefined (labels all the same, or no rows).
+        log_loss: Mean log loss in nats; None for no rows.
+    """
+
+    rows: int
+    rows_read: int
+    auc: float | None
+    log_loss: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A training run.
+
+    Attributes:
+        rows_by_epoch: Rows trained in each epoch begun.
+        broken_off: Whether the time was up before the last of these epochs was known to be complete.
+        seconds: Wall seconds of training, evaluation left out.
+        wait_seconds: Seconds of these in which the training loop waited for the loader.
+        loss_by_epoch: Mean log loss of each epoch's training rows, before each step.
+        loss_first: Mean loss of the first steps (at most 10).
+        loss_last: Mean loss of the last steps (at most 10).
+        evaluation: Result on the held-out rows; None where none were asked for.
+        limited_by: What limited the rate, in words.
+        notes: What else the reader should know.
+        run_dir: Folder with config.json, journal.jsonl and summary.json.
+    """
+
+    rows_by_epoch: tuple[int, ...]
+    broken_off: bool
+    seconds: float
+    wait_seconds: float
+    loss_by_epoch: tuple[float, ...]
+    loss_first: float
+    loss_last: float
+    evaluation: Evaluation | None
+    limited_by: str
+    notes: tuple[str, ...]
+    run_dir: Path
+
+    @property
+    def rows_split_exactly(self) -> bool | None:
+        """Whether each complete epoch and the held-out rows make up all rows; None if nothing can be compared."""
+        complete = self.rows_by_epoch[:-1] if self.broken_off else self.rows_by_epoch
+        if self.evaluation is None or not complete:
+            return None
+        return set(complete) == {self.evaluation.rows_read - self.evaluation.rows}
+
+    def write(self) -> None:
+        """Write summary.json into the run folder."""
+        fields = asdict(self) | {"run_dir": str(self.run_dir), "rows_split_exactly": self.rows_split_exactly}
+        (self.run_dir / "summary.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+    def lines(self) -> list[str]:
+        """The summary for a terminal."""
+        rows, share = sum(self.rows_by_epoch), self.wait_seconds / self.seconds
+        lines = [
+            f"epoch {epoch}     {rows_in_it:,} rows, mean loss {loss:.4f}"
+            for epoch, (rows_in_it, loss) in enumerate(zip(self.rows_by_epoch, self.loss_by_epoch, strict=True))
+        ]
+        if self.broken_off:
+            lines[-1] += " (broken off: the time was up)"
+        lines += [
+            f"trained     {rows:,} rows in {self.seconds:.1f} s, {rows / self.seconds:,.0f} rows/s",
+            f"loss        {self.loss_first:.4f} -> {self.loss_last:.4f} (means over the first and the last steps)",
+            *self._evaluation_lines(),
+            f"waited      {self.wait_seconds:.1f} s for the loader, {share:.0%} of the time",
+            *(f"{'limited by' if not i else '':<12}{line}" for i, line in enumerate(self.limited_by.splitlines())),
+            *(f"note        {note}" for note in self.notes),
+            f"run folder  {self.run_dir}",
+        ]
+        return lines
+
+    def _evaluation_lines(self) -> list[str]:
+        evaluation = self.evaluation
+        if evaluation is None:
+            return ["held out    no rows, as asked"]
+        scores = [f"AUC {'undefined' if evaluation.auc is None else format(evaluation.auc, '.4f')}"]
+        if evaluation.log_loss is not None:
+            scores.append(f"log loss {evaluation.log_loss:.4f}")
+        lines = [f"held out    {evaluation.rows:,} rows: {', '.join(scores)}"]
+        if self.rows_split_exactly is not None:
+            training = self.rows_by_epoch[0]
+            total = training + evaluation.rows
+            split = f"{training:,} training + {evaluation.rows:,} held out = {total:,}"
+            lines.append(f"rows        {split}, of {evaluation.rows_read:,} read")
+        return lines

@@ -1,0 +1,278 @@
+"""Train a DLRM on Criteo files: the loop that `intune train` runs, and an example of how to use the library.
+
+read -> filter (training rows) -> transform -> shuffle -> batch -> to_torch -> model
+read -> filter (held-out rows) -> transform -> batch -> to_torch -> AUC and log loss, once at the end
+"""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+import intune
+from intune._errors import IntuneError, PipelineError, SourceError
+from intune.pipeline.blocks import Block, block_rows
+from intune.recsys.config import TrainConfig
+from intune.recsys.criteo import read_criteo
+from intune.recsys.dlrm import DLRM
+from intune.recsys.metrics import auc, log_loss
+from intune.recsys.progress import Progress
+from intune.recsys.summary import Evaluation, Summary
+
+FEW_STEPS = 10
+
+
+@dataclass(frozen=True)
+class EveryKth:
+    """A filter of blocks by position: the last of each k rows of a block is held out, or all but it are kept.
+
+    The two choices split any block exactly. Blocks depend on files and options only, so the split is the same in
+    every epoch and on every machine.
+    """
+
+    k: int
+    held_out: bool
+
+    def __call__(self, block: Block) -> npt.NDArray[np.bool_]:
+        """Say which rows to keep: bool[n]."""
+        last: npt.NDArray[np.bool_] = np.arange(1, block_rows(block) + 1) % self.k == 0
+        return last if self.held_out else ~last
+
+
+def training_pipeline(config: TrainConfig) -> intune.Pipeline:
+    """The pipeline that trains: dicts of `label` float32[n], `dense` float32[n, 13] and `sparse` int64[n, 26]."""
+    pipe = _transformed(config, held_out=False)
+    if config.shuffle_rows:
+        pipe = pipe.shuffle(config.shuffle_rows)
+    return pipe.batch(config.batch_size).to_torch(device=config.device)
+
+
+def evaluation_pipeline(config: TrainConfig) -> intune.Pipeline:
+    """The same over the held-out rows, in the order of the files."""
+    return _transformed(config, held_out=True).batch(config.batch_size).to_torch(device=config.device)
+
+
+def _transformed(config: TrainConfig, *, held_out: bool) -> intune.Pipeline:
+    pipe = read_criteo(config.paths, format=config.format, executor=config.executor)
+    if config.held_out:
+        pipe = pipe.filter(
+            EveryKth(config.hold_out_every, held_out), name="held_out_rows" if held_out else "training_rows"
+        )
+    return pipe.map(config.make_transform(), name="criteo_transform", executor=config.executor)
+
+
+def train(
+    config: TrainConfig,
+    *,
+    echo: Callable[[str], object] = print,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Summary:
+    """Train, evaluate, and leave config.json, journal.jsonl and summary.json in the run folder.
+
+    Args:
+        config: What to do.
+        echo: Where lines about the progress go.
+        clock: Seconds, for the time limit and the progress.
+
+    Raises:
+        FileExistsError: If the run folder is there.
+        SourceError: If files are missing, are not Criteo's, or hold no rows.
+        IntuneError: If the loss is not finite any more.
+    """
+    pipe = training_pipeline(config)
+    _check_stages(config, pipe)
+    loop = _Loop(config, echo, clock)
+    config.make_run_dir()
+    journal = config.run_dir / "journal.jsonl"
+    tuner = config.make_tuner()
+    with pipe.loader(**_loader_options(config), tuner=tuner, epochs=config.epoch_limit, journal=journal) as loader:
+        loop.run(loader)
+        limited_by, wait_seconds = loader.explain(), loader.stats().wait_seconds
+    evaluation = evaluate(config, loop.model) if config.held_out else None
+    summary = Summary(
+        rows_by_epoch=tuple(loop.rows_by_epoch),
+        broken_off=loop.broken_off,
+        seconds=loop.seconds,
+        wait_seconds=wait_seconds,
+        loss_by_epoch=tuple(loop.losses.by_epoch),
+        loss_first=loop.losses.first,
+        loss_last=loop.losses.last,
+        evaluation=evaluation,
+        limited_by=limited_by,
+        notes=tuple(_notes(config, loop.rows_by_epoch[0], evaluation)),
+        run_dir=config.run_dir,
+    )
+    summary.write()
+    if summary.rows_split_exactly is False:
+        raise IntuneError(
+            f"rows were lost or repeated: see rows_by_epoch and evaluation in {config.run_dir}/summary.json"
+        )
+    return summary
+
+
+def evaluate(config: TrainConfig, model: nn.Module) -> Evaluation:
+    """Predict the held-out rows and compare; the loader's stages stay open, whatever the tuner of the training."""
+    labels, logits = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    with evaluation_pipeline(config).loader(**_loader_options(config)) as loader, torch.inference_mode():
+        for batch in loader:
+            labels.append(batch["label"].cpu().numpy())
+            logits.append(model(batch["dense"], batch["sparse"]).cpu().numpy())
+        reader = next(iter(loader.stats().stages.values()))
+    truth, scores = np.concatenate(labels), np.concatenate(logits)
+    return Evaluation(len(truth), reader.rows, auc(truth, scores), log_loss(truth, scores))
+
+
+class _Loop:
+    """The training loop and what it counts."""
+
+    def __init__(self, config: TrainConfig, echo: Callable[[str], object], clock: Callable[[], float]) -> None:
+        self.config = config
+        self.echo = echo
+        self.clock = clock
+        _check_device(config.device)
+        with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+            torch.default_generator.manual_seed(config.seed)
+            self.model = DLRM(config.make_transform().table_rows, dim=config.dim).to(config.device)
+        kind = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[config.optimizer]
+        self.optimizer = kind(self.model.parameters(), lr=config.learning_rate)
+        self.loss = nn.BCEWithLogitsLoss()
+        self.losses = Losses()
+        self.rows_by_epoch: list[int] = []
+        self.broken_off = False
+        self.seconds = 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(self.rows_by_epoch)
+
+    def run(self, loader: intune.Loader) -> None:
+        """Train until the epochs are done or the time is up."""
+        begin = self.clock()
+        limit = self.config.epoch_limit
+        progress = Progress(self.echo, self.clock)
+        try:
+            for epoch in itertools.count() if limit is None else range(limit):
+                self._epoch(epoch, loader, progress, begin)
+                if not self.rows:
+                    raise SourceError(f"no rows to train on: there are none in {', '.join(self.config.paths)}")
+                if self.broken_off:
+                    return
+        except KeyboardInterrupt:
+            self.echo(f"interrupted after {self.rows:,} rows; run folder {self.config.run_dir}")
+            raise
+        finally:
+            self.seconds = self.clock() - begin
+
+    def _epoch(self, epoch: int, loader: intune.Loader, progress: Progress, begin: float) -> None:
+        self.rows_by_epoch.append(0)
+        for batch in loader:
+            self.rows_by_epoch[-1] += self._step(batch)
+            if progress.due():
+                self._read_losses()
+                progress.say(epoch=epoch, rows=self.rows, loss=self.losses.last, window=loader.stats().window)
+            if self.config.seconds is not None and self.clock() - begin >= self.config.seconds:
+                self.broken_off = True
+                break
+        self._read_losses()
+        self.losses.end_epoch()
+
+    def _step(self, batch: Mapping[str, Tensor]) -> int:
+        label = batch["label"]
+        loss = self.loss(self.model(batch["dense"], batch["sparse"]), label)
+        self.optimizer.zero_grad()
+        loss.backward()
+        # Without a yes or no to these checks, PyTorch warns.
+        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        self.losses.add(loss.detach(), len(label))
+        return len(label)
+
+    def _read_losses(self) -> None:
+        if not math.isfinite(self.losses.read()):
+            raise IntuneError(
+                f"the loss is not finite any more after {self.rows:,} rows; try a learning rate below "
+                f"{self.config.learning_rate:g}"
+            )
+
+
+class Losses:
+    """Losses of steps. They stay on the device until they are read, so that a GPU need not be waited for."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.by_epoch: list[float] = []
+        self._unread: list[tuple[Tensor, int]] = []
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=FEW_STEPS)
+        self._sum, self._rows = 0.0, 0
+
+    @property
+    def first(self) -> float:
+        """Mean of the first steps that were read, at most 10; NaN before."""
+        return _mean(self._first)
+
+    @property
+    def last(self) -> float:
+        """Mean of the last steps that were read, at most 10; NaN before."""
+        return _mean(self._last)
+
+    def add(self, loss: Tensor, rows: int) -> None:
+        """Note the mean loss of a step's rows without reading it."""
+        self._unread.append((loss, rows))
+
+    def read(self) -> float:
+        """Read what was noted and give the sum of all rows' losses in this epoch: not finite if any of them is not."""
+        if self._unread:
+            losses = torch.stack([loss for loss, _ in self._unread]).tolist()
+            self._sum += sum(loss * rows for loss, (_, rows) in zip(losses, self._unread, strict=True))
+            self._rows += sum(rows for _, rows in self._unread)
+            self._first += losses[: FEW_STEPS - len(self._first)]
+            self._last.extend(losses)
+            self._unread.clear()
+        return self._sum
+
+    def end_epoch(self) -> None:
+        """Note the mean loss of the rows since the last epoch's end."""
+        self.by_epoch.append(self._sum / self._rows if self._rows else math.nan)
+        self._sum, self._rows = 0.0, 0
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _loader_options(config: TrainConfig) -> dict[str, Any]:
+    one_process = {"rank": 0, "world_size": 1}  # gradients are not shared, so each process trains on all rows
+    return {"memory": config.memory, "cpus": config.cpus, "seed": config.seed, **one_process}
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # the latter where PyTorch was built without CUDA
+        raise PipelineError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _check_stages(config: TrainConfig, pipe: intune.Pipeline) -> None:
+    names = [pipe.source.kind, *(stage.name for stage in pipe.stages)]
+    if unknown := [name for name in config.concurrency if name not in names]:
+        raise PipelineError(f"no stage {unknown[0]!r} to set the concurrency of; there are {', '.join(names)}")
+
+
+def _notes(config: TrainConfig, rows: int, evaluation: Evaluation | None) -> Iterator[str]:
+    if config.batch_size > rows:
+        yield f"the batch size ({config.batch_size:,}) is larger than the {rows:,} training rows: one step an epoch"
+    if evaluation is None:
+        return
+    if not evaluation.rows:
+        yield f"no rows were held out: no block has {config.hold_out_every:,} rows; AUC is undefined"
+    elif evaluation.auc is None:
+        yield "AUC is undefined: all held-out labels are the same"
