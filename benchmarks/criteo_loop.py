@@ -1,0 +1,186 @@
+"""Criteo rows from file to tensors: the pipeline against two plain loops in two processes.
+
+R is what two copies of the plain loop deliver together: read, transform, windowed shuffle, batch, tensors, one
+thread each, each on files of its own half. The pipeline gets both halves and two CPU slots. Files are read
+again and again from the page cache; the first third of each round is dropped. Arrow's allocator is the
+system's for every program alike.
+"""
+
+import os
+
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from _rounds import alternate, arguments, report, spread
+
+import intune
+from intune.recsys.criteo import CriteoColumns, criteo_schema, read_criteo
+from intune.recsys.generate import write_criteo
+from intune.recsys.transforms import CriteoTransform
+
+ROWS = 524_288
+GROUP = 65_536
+WINDOW = 262_144
+BATCH = 8_192
+
+
+def make_files(folder: Path, form: str) -> list[Path]:
+    """Two files of ROWS rows."""
+    paths = []
+    for number in range(2):
+        path = folder / f"part{number}.{form}"
+        if not path.exists():
+            write_criteo(path, ROWS, format=form, hex_strings=True, seed=number)
+        paths.append(path)
+    return paths
+
+
+def read_blocks(path: Path, form: str) -> Iterator[pa.RecordBatch]:
+    """What an engineer writes to read a file again and again, one thread."""
+    if form == "parquet":
+        file = pq.ParquetFile(path, memory_map=True)
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, use_threads=False)
+            yield table.combine_chunks().to_batches()[0]
+        return
+    options = pa.csv.ReadOptions(use_threads=False, block_size=16 << 20, column_names=criteo_schema().names)
+    types = {name: pa.string() if name.startswith("C") else pa.int64() for name in criteo_schema().names}
+    with pa.csv.open_csv(
+        path,
+        read_options=options,
+        parse_options=pa.csv.ParseOptions(delimiter="\t", quote_char=False),
+        convert_options=pa.csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""]),
+    ) as reader:
+        yield from reader
+
+
+def plain_loop(path: Path, form: str) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches as tensors, endlessly."""
+    columns, transform, random = CriteoColumns(tuple(criteo_schema().names)), CriteoTransform(), np.random.default_rng(0)
+    parts: list[dict[str, np.ndarray]] = []
+    have = 0
+    while True:
+        for block in read_blocks(path, form):
+            part = transform(columns(block))
+            parts.append(part)
+            have += len(part["label"])
+            if have < WINDOW:
+                continue
+            window = {name: np.concatenate([part[name] for part in parts]) for name in part}
+            order = random.permutation(have)
+            for start in range(0, have - BATCH + 1, BATCH):
+                chosen = order[start : start + BATCH]
+                yield {name: torch.from_numpy(column.take(chosen, axis=0)) for name, column in window.items()}
+            parts, have = [], 0
+
+
+def measure(batches: Iterator[dict[str, torch.Tensor]], seconds: float) -> dict[str, float]:
+    """Rows a second and CPU microseconds a row of this process tree, the first third dropped."""
+    process = psutil.Process()
+    begin = time.perf_counter()
+    rows = 0
+    start = None
+    for batch in batches:
+        now = time.perf_counter()
+        if start is None and now - begin > seconds / 3:
+            start, rows, used = now, 0, _cpu(process)
+        rows += len(batch["label"])
+        if now - begin > seconds:
+            break
+    assert start is not None
+    return {"rows_per_second": rows / (now - start), "cpu_us_per_row": (_cpu(process) - used) / rows * 1e6}
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _loop_child(path: Path, form: str, seconds: float, barrier, out) -> None:
+    torch.set_num_threads(1)
+    barrier.wait()
+    out.put(measure(plain_loop(path, form), seconds))
+
+
+def two_loops(paths: list[Path], form: str, seconds: float) -> dict[str, float]:
+    """Two plain loops at once; their rates summed."""
+    context = multiprocessing.get_context("spawn")
+    barrier, out = context.Barrier(2), context.Queue()
+    children = [context.Process(target=_loop_child, args=(path, form, seconds, barrier, out)) for path in paths]
+    for child in children:
+        child.start()
+    figures = [out.get() for _ in children]
+    for child in children:
+        child.join()
+    return {
+        "rows_per_second": sum(figure["rows_per_second"] for figure in figures),
+        "cpu_us_per_row": sum(figure["cpu_us_per_row"] for figure in figures) / len(figures),
+    }
+
+
+def pipeline(paths: list[Path], form: str, seconds: float) -> dict[str, float]:
+    """The pipeline with two slots, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    child = context.Process(target=_pipeline_child, args=(paths, form, seconds, out))
+    child.start()
+    figure = out.get()
+    child.join()
+    return figure
+
+
+def _pipeline_child(paths: list[Path], form: str, seconds: float, out) -> None:
+    torch.set_num_threads(1)
+    pipe = read_criteo(paths).map(CriteoTransform()).shuffle(WINDOW).batch(BATCH, drop_last=True).to_torch()
+    with pipe.loader(cpus=2, epochs=1_000_000) as loader:
+        out.put(measure(_endless(loader), seconds))
+        if "--explain" in sys.argv:
+            print(loader.explain())
+
+
+def _endless(loader: intune.Loader) -> Iterator[dict[str, torch.Tensor]]:
+    while True:
+        yield from loader
+
+
+def main() -> None:
+    """Measure both forms."""
+    chosen = arguments(__doc__)
+    summary = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for form in ("parquet", "tsv"):
+            paths = make_files(Path(folder), form)
+            figures = alternate(
+                {
+                    f"{form}: two plain loops": lambda p=paths, f=form: two_loops(p, f, chosen.seconds),
+                    f"{form}: pipeline": lambda p=paths, f=form: pipeline(p, f, chosen.seconds),
+                },
+                chosen.rounds,
+            )
+            loops, ours = figures.values()
+            summary[form] = {
+                "R_rows_per_second": spread([figure["rows_per_second"] for figure in loops]),
+                "pipeline_rows_per_second": spread([figure["rows_per_second"] for figure in ours]),
+                "share_of_R": spread(
+                    [a["rows_per_second"] / b["rows_per_second"] for a, b in zip(ours, loops, strict=True)]
+                ),
+                "cpu_ratio": spread([a["cpu_us_per_row"] / b["cpu_us_per_row"] for a, b in zip(ours, loops, strict=True)]),
+                "loop_cpu_us_per_row": spread([figure["cpu_us_per_row"] for figure in loops]),
+            }
+    report("criteo_loop", summary, write=not chosen.quick)
+
+
+if __name__ == "__main__":
+    main()
