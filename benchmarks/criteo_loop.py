@@ -68,7 +68,8 @@ def read_blocks(path: Path, form: str) -> Iterator[pa.RecordBatch]:
 
 def plain_loop(path: Path, form: str) -> Iterator[dict[str, torch.Tensor]]:
     """Batches as tensors, endlessly."""
-    columns, transform, random = CriteoColumns(tuple(criteo_schema().names)), CriteoTransform(), np.random.default_rng(0)
+    columns, transform = CriteoColumns(tuple(criteo_schema().names)), CriteoTransform()
+    random = np.random.default_rng(0)
     parts: list[dict[str, np.ndarray]] = []
     have = 0
     while True:
@@ -176,7 +177,9 @@ def main() -> None:
                 "share_of_R": spread(
                     [a["rows_per_second"] / b["rows_per_second"] for a, b in zip(ours, loops, strict=True)]
                 ),
-                "cpu_ratio": spread([a["cpu_us_per_row"] / b["cpu_us_per_row"] for a, b in zip(ours, loops, strict=True)]),
+                "cpu_ratio": spread(
+                    [a["cpu_us_per_row"] / b["cpu_us_per_row"] for a, b in zip(ours, loops, strict=True)]
+                ),
                 "loop_cpu_us_per_row": spread([figure["cpu_us_per_row"] for figure in loops]),
             }
     report("criteo_loop", summary, write=not chosen.quick)

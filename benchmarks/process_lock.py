@@ -64,9 +64,7 @@ def main() -> None:
         {"two plain loops": lambda: two_loops(chosen.seconds), "pipeline": lambda: pipeline(chosen.seconds)},
         chosen.rounds,
     )
-    loops, ours = (
-        [figure["items_per_second"] for figure in figures[name]] for name in ("two plain loops", "pipeline")
-    )
+    loops, ours = ([figure["items_per_second"] for figure in figures[name]] for name in ("two plain loops", "pipeline"))
     report(
         "process_lock",
         {

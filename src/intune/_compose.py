@@ -32,7 +32,7 @@ from intune.pipeline.options import LoaderOptions
 from intune.pipeline.process import ProcessPool
 from intune.pipeline.run import Share
 from intune.pipeline.segment import Context
-from intune.pipeline.source import BlockSource, SequentialSource
+from intune.pipeline.source import BlockSource, SequentialSource, Source
 from intune.tuners import make_tuner
 
 THREADS_BESIDE_SLOTS = 32
@@ -69,10 +69,16 @@ class LoaderControl:
 
     def explain(self) -> str:
         """What limits the run, for a person."""
+        if self._started and not self._measured():
+            self._controller.step()  # closes the first window early
         last = self._workload.last
-        if last is None or not any(stage.items_out for stage in last.stages):
-            return "Nothing has been measured yet: iterate the loader for a second or two."
+        if last is None or not self._measured():
+            return "Nothing has been measured yet: iterate the loader first."
         return explain(last)
+
+    def _measured(self) -> bool:
+        last = self._workload.last
+        return last is not None and any(stage.items_out for stage in last.stages)
 
     def owns(self, thread: threading.Thread) -> bool:
         """Whether a thread is the controller's or the probe's."""
@@ -216,14 +222,23 @@ def _share(pipeline: Pipeline, options: LoaderOptions) -> Share:
         )
     if on_uneven == "pad" and isinstance(source, SequentialSource):
         raise PipelineError("on_uneven='pad' needs a source that can be read twice: use 'drop' or 'uneven'")
-    if isinstance(source, BlockSource) and on_uneven is None:
-        rows = sum(source.count_unit_rows())
-        if rows < world_size:
+    if on_uneven is None:
+        rows = _known_rows(source)
+        if rows is not None and rows < world_size:
             raise PipelineError(
                 f"{rows} rows for {world_size} ranks: some rank would have none; use fewer ranks, or on_uneven='drop' "
                 "(no rank gets a batch), 'pad' or 'uneven'"
             )
     return share
+
+
+def _known_rows(source: Source) -> int | None:
+    """Rows of an epoch on all ranks, where they can be counted and are not fixed for each rank by a sampler."""
+    if isinstance(source, BlockSource):
+        return sum(source.count_unit_rows())
+    if isinstance(source, SequentialSource):
+        return source.length()
+    return len(source) if source.order(0) is None else None
 
 
 def _from_environment() -> tuple[int, int]:

@@ -89,7 +89,8 @@ class StageSnapshot:
         wall_seconds_p99: 99th percentile of wall seconds an item.
         cpu_seconds_mean: Mean CPU seconds an item.
         busy_seconds: Wall seconds in the window that its items were worked on, summed over workers.
-        run_queue_seconds: Seconds that its threads were runnable but had no CPU.
+        run_queue_seconds: Seconds of the busy ones in which its threads were runnable but had no CPU, estimated
+            from a sample of its tasks; None for process stages.
         wait_share: By cause, the share of the window in which it ran fewer than its concurrency, by the
             first unmet of input, order, room, memory, slot. Shares sum to at most 1.
         item_bytes_mean: Mean bytes of a finished item.
@@ -161,7 +162,7 @@ class MachineSnapshot:
         cpus: CPUs that this process may use.
         cpu_seconds_used: CPU seconds of this process tree in the window.
         cpu_seconds_all: CPU seconds of everything on the machine in the window.
-        throttled_seconds: Seconds in which the CPU quota held the group back.
+        throttled_seconds: Seconds in which the CPU quota held the group back, summed over CPUs.
         pressure_share: Share of the window in which some task waited for a CPU (PSI some).
         lock_wait_seconds: Mean seconds that a thread waits for the interpreter lock (probe thread).
         read_bytes: Bytes read from storage by this process tree in the window.

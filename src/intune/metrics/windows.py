@@ -78,9 +78,8 @@ def stage_snapshot(
     items, source_rows = now.items_out - before.items_out, now.source_rows - before.source_rows
     walls, sizes = now.walls.since(before.walls), now.sizes.since(before.sizes)
     worked = sum(walls.counts.values())
-    queued = None
-    if now.run_queue_seconds is not None:
-        queued = now.run_queue_seconds - (before.run_queue_seconds or 0.0)
+    busy, sampled = now.wall_seconds - before.wall_seconds, now.queue_wall_seconds - before.queue_wall_seconds
+    queued = (now.queue_seconds - before.queue_seconds) / sampled * busy if sampled > 0 and pool is None else None
     distinct = {id(item): item for item in waiting}
     return StageSnapshot(
         info=stage.info,
@@ -97,7 +96,7 @@ def stage_snapshot(
         wall_seconds_p50=walls.quantile(0.5),
         wall_seconds_p99=walls.quantile(0.99),
         cpu_seconds_mean=(now.cpu_seconds - before.cpu_seconds) / worked if worked else None,
-        busy_seconds=now.wall_seconds - before.wall_seconds,
+        busy_seconds=busy,
         run_queue_seconds=queued,
         wait_share=wait_shares(now, before, seconds),
         item_bytes_mean=(now.output_bytes - before.output_bytes) / items if items else None,

@@ -36,11 +36,15 @@ def pick_keys(keys: Keys, keep: list[int]) -> Keys:
 
 @dataclass(slots=True)
 class Failure:
-    """A function raised. `key`: sequence number of the item or sample; `rows`: rows that it had."""
+    """A function raised. `key`: sequence number of the item or sample; `rows`: rows that it had.
+
+    `fatal`: no item could ever pass, as a class could not be made; "skip" must not hide that.
+    """
 
     error: BaseException
     key: tuple[int, ...]
     rows: int = 1
+    fatal: bool = False
 
     def line(self) -> str:
         """One line that names the error."""
@@ -91,7 +95,10 @@ class StageCall:
 
     def __call__(self, payload: Any, keys: Any, epoch: int) -> Output:
         """Apply the function to one item; `keys` is the item's path, or the run's sequence numbers."""
-        self._set_up()
+        try:
+            self._set_up()
+        except Exception as error:
+            return Output(None, failure=self._not_made(error, keys))
         if self.flow == "sample" and self.kind in _SAMPLE_KINDS:
             return self._run(payload, keys, epoch)
         try:
@@ -106,7 +113,12 @@ class StageCall:
 
         A failure comes as a `Failure` in place of a child and ends the drawing unless it is skipped.
         """
-        self._set_up()
+        try:
+            self._set_up()
+        except Exception as error:
+            failure = self._not_made(error, keys)
+            yield failure.key, failure
+            return
         parents = payload if self.flow == "sample" else [payload]
         for position, parent in enumerate(parents):
             key = key_at(keys, position) if self.flow == "sample" else keys
@@ -129,6 +141,9 @@ class StageCall:
     def _set_up(self) -> None:
         if isinstance(self.function, type):
             self.function = self.function()
+
+    def _not_made(self, error: Exception, keys: Any) -> Failure:
+        return Failure(error, keys if isinstance(keys, tuple) else key_at(keys, 0), fatal=True)
 
     def _apply(self, value: Any, key: tuple[int, ...], epoch: int) -> Any:
         if self.reseed:

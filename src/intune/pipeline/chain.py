@@ -254,8 +254,8 @@ class Pipeline:
             epochs: Number of epochs that will be asked for; lets an epoch begin while the last one ends.
             ordered: False gives items as they come, and then there is no state_dict.
             on_uneven: Where rows do not divide by ranks: "drop" the remainder, "pad" by repeating rows
-                (marked in a column "is_padding"), or "uneven". None = "drop" where rows can be counted,
-                else an error.
+                (blocks mark them in a column "is_padding"; samples of a dataset come unmarked), or "uneven". None =
+                "drop" where rows can be counted, else an error.
             on_error: "skip" leaves out what a function or the reader fails on, counts and names it.
             journal: Path of the file that each decision is written to; None = memory only.
             max_ahead: The most items past the lowest unfinished one; None = slots + max(4, slots // 2).

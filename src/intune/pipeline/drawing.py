@@ -155,12 +155,14 @@ class DrawNode(Node):
         if child.keys is not None:
             self.stage.note_seconds(count, wall)
         if child.failure is not None:
-            item.fail(child.failure, self.stage.info.name)
+            parent = drawing.parent
+            passed_on = parent is not None and parent.failure is child.failure
+            item.fail(child.failure, parent.failed_stage if parent is not None and passed_on else self.stage.info.name)
             self.failed()
         emitted = bool(child.rows) or child.failure is not None
         if emitted:
             drawing.children += 1
-            self.forecast.add(drawing.bound, item.peak)
+            self._note_drawn(drawing.bound, item.peak)
         else:
             item.bound = 0
         self._end_or_park(drawing, child.ended or child.failure is not None)
@@ -172,6 +174,10 @@ class DrawNode(Node):
                 self.segment.arrived(item)
         else:
             self.segment.unborn(item)
+
+    def _note_drawn(self, bound: int, size: int) -> None:
+        """An item of this size was drawn."""
+        self.forecast.add(bound, size)
 
     def _fail(self, drawing: Drawing, item: Item, error: BaseException) -> None:
         drawing.children += 1
@@ -240,7 +246,7 @@ class FlatMapNode(DrawNode):
                 break
             key, child = drawn
             if isinstance(child, Failure):
-                if not self.context.skip:
+                if child.fatal or not self.context.skip:
                     failure = child
                     break
                 skipped.append(child)
@@ -307,6 +313,9 @@ class UnitNode(DrawNode):
         unit = self._plan[root].unit
         return Drawing((root,), root, bound, lambda: str(self._source.describe(unit)), None)
 
+    def _note_drawn(self, bound: int, size: int) -> None:
+        self.forecast.note_read(bound, size)
+
     def _draw(self, drawing: Drawing) -> Child:
         part = self._plan[drawing.path[0]]
         if drawing.draw is None:
@@ -325,8 +334,8 @@ class UnitNode(DrawNode):
                 block = block_slice(block, start, stop)
             if self._mark_padding:
                 block = _mark(block, part.padding)
-            if ended:
-                unit.close()
+            if ended and hasattr(unit, "close"):
+                unit.close()  # a generator: let it close its file now
             return Child(block, None, block.num_rows, footprint(block), float(block.num_rows), ended)
         return Child(None, None, 0, {}, 0.0, True)
 

@@ -14,7 +14,7 @@ from intune.pipeline.calls import Failure, StageCall
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, Share
-from intune.pipeline.scheduler import Scheduler
+from intune.pipeline.scheduler import Bell, Scheduler
 from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource, SequentialSource
 from intune.pipeline.stage import LiveStage, Pool, RemoteCall
@@ -87,7 +87,7 @@ class Engine:
         self.consumer = ConsumerCounters()
         self._clock = context.clock
         self._machine = machine
-        self._arrived = threading.Condition(self.scheduler.lock)
+        self._arrived = Bell()
         self._events: list[Event] = []
         self._deliveries = 0
         self._resizing = threading.RLock()
@@ -145,8 +145,9 @@ class Engine:
         resident = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
         with self.scheduler.lock:
             self._reap()
-            self._account(self._clock.wall())
             now = self._clock.wall()
+            self._account(now)
+            self._end_long_trial(now)
             seconds = now - self._window_start
             run = self.runs[0] if self.runs else None
             nodes = {id(node.stage): node for node in run.nodes} if run is not None else {}
@@ -168,7 +169,7 @@ class Engine:
                 machine=machine,
                 allocation=self.allocation,
                 in_flight_items=sum(each.in_flight() for each in self.runs),
-                in_flight_bytes=self.context.ledger.charged,
+                in_flight_bytes=self.context.ledger.held,
                 in_flight_bytes_limit=self.context.ledger.budget,
                 epoch=run.epoch if run is not None else None,
                 events=tuple(self._events),
@@ -194,7 +195,7 @@ class Engine:
             self.runs = [run]
             run.open()
             self._events.append(Event("epoch_start", None, f"epoch {epoch}"))
-            self.scheduler.dispatch()
+            self.scheduler.nudge(sure=True)
         return run
 
     def next_item(self, run: EpochRun) -> Item | None:
@@ -203,39 +204,49 @@ class Engine:
         Raises:
             BaseException: What a function raised, or what keeps the engine from going on.
         """
-        with self.scheduler.lock:
-            self.consumer.enter(self._clock.wall())
-            while not run.delivery.ready and not run.delivery.ended and run.error is None and not self._closed:
-                self._arrived.wait()
-            item = run.take() if run.delivery.ready and run.error is None else None
-            self.consumer.leave(self._clock.wall(), item.count if item else 0, item.rows if item else 0)
-            if run.error is not None:
-                raise run.error
-            if item is None:
-                if run.delivery.ended:
-                    self._events.append(Event("epoch_end", None, f"epoch {run.epoch}"))
-                return None
-            self._deliveries += 1
-            if self._deliveries % PRUNE_EVERY == 0 and self.context.ordered:
-                run.position(item.count)  # forgets what no resumed run could need
-            self.scheduler.nudge()
-        return item
+        while True:
+            self._await(run)
+            with self.scheduler.lock:
+                if not self._nothing_for(run):  # unless another thread was faster
+                    return self._give(run)
 
     def rest_is_empty(self, run: EpochRun) -> bool:
         """Whether a run has nothing to deliver; waits until that is known."""
-        with self.scheduler.lock:
-            while not run.delivery.ready and not run.delivery.ended and run.error is None and not self._closed:
-                self._arrived.wait()
-            return run.delivery.ended and not run.delivery.ready
+        self._await(run)
+        return run.delivery.ended and not run.delivery.ready
+
+    def _await(self, run: EpochRun) -> None:
+        """Wait, without the lock, until there is something for the consumer; an interrupt leaves nothing behind."""
+        self.consumer.enter(self._clock.wall())
+        while self._nothing_for(run):
+            self._arrived.wait()
+
+    def _nothing_for(self, run: EpochRun) -> bool:
+        return not run.delivery.ready and not run.delivery.ended and run.error is None and not self._closed
+
+    def _give(self, run: EpochRun) -> Item | None:
+        item = run.take() if run.delivery.ready and run.error is None else None
+        self.consumer.leave(self._clock.wall(), item.count if item else 0, item.rows if item else 0)
+        self._arrived.notify_all()
+        if run.error is not None:
+            raise run.error
+        if item is None:
+            if run.delivery.ended:
+                self._events.append(Event("epoch_end", None, f"epoch {run.epoch}"))
+            return None
+        self._deliveries += 1
+        if self._deliveries % PRUNE_EVERY == 0 and self.context.ordered:
+            run.position(0)  # forgets what no resumed run could need
+        self.scheduler.nudge()
+        return item
 
     def end(self, run: EpochRun) -> None:
-        """The consumer is done with a run; may be called from a finaliser, so it never waits for the lock."""
+        """The consumer is done with a run. Called from finalisers and after interrupts, so it takes no lock.
+
+        What the run holds is given back with its last task in hand, the next run or the next snapshot.
+        """
         run.cancelled = True
-        if self.scheduler.lock.acquire(blocking=False):
-            try:
-                self._reap()
-            finally:
-                self.scheduler.lock.release()
+        self.consumer.leave(self._clock.wall(), 0, 0)
 
     def close(self) -> list[str]:
         """End everything; names of threads that were still inside a function. Idempotent."""
@@ -249,11 +260,11 @@ class Engine:
         for pool in pools:
             pool.close()
         stuck = self.scheduler.close(CLOSE_SECONDS)
+        with self.scheduler.lock:
+            self._reap()
         for stage in self.live:
             if stage.instances is not None:
                 stage.instances.trim(0)
-        with self.scheduler.lock:
-            self._reap()
         return stuck
 
     @property
@@ -340,12 +351,28 @@ class Engine:
             )
         self._refresh()
 
+    def _end_long_trial(self, now: float) -> None:
+        """A trial is to cost little: where one item takes long the others go on."""
+        found = self.context.on_trial or self.context.held_back
+        if found is None:
+            return
+        stage, since = found
+        if stage.trial is not None and now - since > stage.trial.PATIENCE_SECONDS:
+            for other in self.live:
+                if other.trial is not None:
+                    other.trial.lifted = True
+            self.context.on_trial = self.context.held_back = None
+            self._refresh()
+            self.scheduler.dispatch()
+
     def _set(self, allocation: Allocation) -> None:
         self.allocation = allocation
         for stage in self.live:
             stage.concurrency = allocation.concurrency[stage.info.name]
         self.scheduler.slots = allocation.slots
-        self.context.ledger.budget = allocation.in_flight_bytes
+        size = self.context.ledger.budget = allocation.in_flight_bytes
+        if size is not None:
+            self.context.most_bytes = max(size, self.context.most_bytes or 0)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -356,6 +383,7 @@ class Engine:
             stage.refresh(slots, share)
         ahead = self.options.max_ahead
         most = max([slots, *(stage.cap for stage in self.live if stage.info.waits)])
+        self.scheduler.spare = slots + sum(stage.cap for stage in self.live if stage.info.waits)
         self.context.max_ahead = ahead if ahead is not None else most + max(4, most // 2)
 
     def _resize_pools(self) -> None:
@@ -404,7 +432,7 @@ class Engine:
                     other.cancel()
             self.runs = [keep]
             self._events.append(Event("epoch_start", None, f"epoch {keep.epoch}"))
-            self.scheduler.dispatch()
+            self.scheduler.nudge(sure=True)
 
     def _check(self, allocation: Allocation) -> None:
         names = [stage.info.name for stage in self.live]

@@ -53,9 +53,16 @@ class WindowData:
             # Arrow's take of a chunked column costs several times that of one array, for strings above all.
             if len(pieces) > 1 and (sparse or not isinstance(pieces[0], dict)):
                 pieces = [block_concat(pieces)]
+                self._let_go()
             self._pieces = pieces
             self._starts = np.concatenate([[0], np.cumsum([block_rows(piece) for piece in pieces])])
         self._permutation = self._window.permutation()
+
+    def _let_go(self) -> None:
+        """Drop what was copied, but for what the next window needs too: two copies were never paid for."""
+        for token, start, stop in self._window.pieces:
+            if (start, stop) == (0, token.rows):
+                token.payload = None
 
 
 def source_rows(pieces: Sequence[Piece]) -> float:

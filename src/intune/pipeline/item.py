@@ -17,6 +17,7 @@ class Item:
         keys: Sequence numbers of a run's samples; None for blocks and objects, whose path is theirs.
         payload: The data.
         rows: Its rows.
+        before: Items (samples one by one) at the same position that came before it.
         source_rows: Source rows that it stands for.
         charge: What it holds in the ledger.
         bound: What was known of its size before it was made.
@@ -27,6 +28,7 @@ class Item:
     """
 
     __slots__ = (
+        "before",
         "bound",
         "charge",
         "failed_stage",
@@ -45,7 +47,7 @@ class Item:
         self.path, self.position, self.charge, self.bound, self.origin = path, position, charge, bound, origin
         self.keys: Keys | None = None
         self.payload: Any = None
-        self.rows = 0
+        self.rows = self.before = 0
         self.source_rows = 0.0
         self.peak = 0
         self.failure: Failure | None = None

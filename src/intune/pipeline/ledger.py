@@ -26,7 +26,7 @@ class Charge:
 
 
 class Ledger:
-    """Bytes in flight: each distinct buffer once, plus what is reserved beyond.
+    """Bytes in flight: each distinct buffer once (`held`), and with what is reserved beyond (`charged`).
 
     Args:
         budget: Bytes that may be in flight; None = no limit. May be changed at any time; nothing is taken
@@ -36,6 +36,7 @@ class Ledger:
     def __init__(self, budget: int | None = None) -> None:
         self.budget = budget
         self.charged = 0
+        self.held = 0
         self.peak = 0
         self._buffers: dict[int, list[int]] = {}
 
@@ -67,6 +68,7 @@ class Ledger:
             if entry is None:
                 held[key] = [size, 1]
                 self.charged += size
+                self.held += size
             else:
                 entry[1] += 1
         self._drop(charge.buffers)
@@ -118,25 +120,35 @@ class Ledger:
             if entry[1] == 0:
                 del held[key]
                 self.charged -= entry[0]
+                self.held -= entry[0]
 
 
 class Forecast:
     """Bytes that the next item will hold at its largest, from a bound known before and what recent ones did.
 
     The estimate is the bound times a high quantile of recent ratios with a margin, so that one outlier
-    neither goes unseen nor makes the run wait for ever.
+    neither goes unseen nor makes the run wait for ever. Until enough items have passed all stages it is
+    `GUESS` times the largest ratio seen so far, of items that have only been read included; before anything was
+    seen there is no estimate, and one item at a time is let in.
     """
 
-    QUANTILE, MARGIN, RECENT, ENOUGH = 0.9, 1.1, 64, 3
+    QUANTILE, MARGIN, RECENT, ENOUGH, GUESS = 0.9, 1.1, 64, 3, 64
 
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=self.RECENT)
+        self._read = 0.0
         self._factor: float | None = None
 
     @property
     def known(self) -> bool:
-        """Whether it has seen enough items; until then one item at a time is let in."""
-        return len(self._ratios) >= self.ENOUGH
+        """Whether there is an estimate."""
+        return self._read > 0 or bool(self._ratios)
+
+    def note_read(self, bound: int, actual: int) -> None:
+        """An item with this bound holds `actual` bytes before any stage has worked on it."""
+        if len(self._ratios) < self.ENOUGH:
+            self._read = max(self._read, actual / max(1, bound))
+            self._factor = None
 
     def add(self, bound: int, peak: int) -> None:
         """An item with this bound held `peak` bytes at its largest."""
@@ -144,10 +156,15 @@ class Forecast:
         self._factor = None
 
     def bytes(self, bound: int) -> int:
-        """Bytes to reserve for an item with this bound."""
-        if not self._ratios:
+        """Bytes to reserve for an item with this bound; the bound itself where there is no estimate."""
+        if not self.known:
             return bound
         if self._factor is None:
-            ranked = sorted(self._ratios)
-            self._factor = ranked[min(len(ranked) - 1, int(self.QUANTILE * len(ranked)))] * self.MARGIN
+            self._factor = self._ratio()
         return int(bound * self._factor)
+
+    def _ratio(self) -> float:
+        if len(self._ratios) < self.ENOUGH:
+            return self.GUESS * max(self._read, *self._ratios, 0.0)
+        ranked = sorted(self._ratios)
+        return ranked[min(len(ranked) - 1, int(self.QUANTILE * len(ranked)))] * self.MARGIN

@@ -315,6 +315,7 @@ class LoaderIterator(Iterator[Any]):
     def _next_item(self) -> Any:
         if self._ended:
             raise StopIteration
+        self._loader._check_alive()
         try:
             if self.run is None:
                 self.run, self.epoch = self._loader._begin(self)
@@ -347,7 +348,7 @@ class LoaderIterator(Iterator[Any]):
         """Epoch and position of what follows; the lock is held."""
         assert self.run is not None
         assert self.epoch is not None
-        whole = self._item is None or self._taken >= self._item.count
+        whole = self._item is None or (self._taken >= self._item.count and self._item.failure is None)
         if self._ended or (whole and self.run.delivery.ended and not self.run.delivery.ready):
             return self._loader._next_epoch, self._loader._start or Position()
         return self.epoch, self.run.position(self._taken)
@@ -367,6 +368,9 @@ class LoaderIterator(Iterator[Any]):
         failure = item.failure
         assert failure is not None
         error = failure.error
+        if isinstance(error, StopIteration):  # the loop over us would end as if the epoch had
+            error = RuntimeError(f"a function raised {error!r}")
+            error.__cause__ = failure.error
         key = failure.key[0] if len(failure.key) == 1 else failure.key
         error.add_note(f"intune: raised in stage {item.failed_stage!r}, at {item.origin()}, item {key}")
         raise error

@@ -225,6 +225,7 @@ class GatherNode(Node):
         item.source_rows = self._source_rows(order)
         self.context.ledger.true_up(item.charge, sizes)
         item.peak = item.charge.actual
+        self.segment.forecast.note_read(item.bound, item.peak)
         self._before.done(order)
         self._book(1, wall, cpu)
         self._out(item, item.peak)

@@ -132,7 +132,7 @@ class EpochRun:
         self._wire()
         self._deepest = list(reversed(self.nodes))
         self._root: tuple[int, int] | None = None
-        self._item_count = 0
+        self._whole: int | None = None
 
     # --- the scheduler's side
 
@@ -148,13 +148,16 @@ class EpochRun:
                 continue
             if not all(node.gates()):
                 continue
-            if stage.trial is not None and self.context.busy:
+            if stage.trial is not None and not stage.trial.lifted and self.context.busy:
+                self.context.held_back = self.context.held_back or (stage, self.context.clock.wall())
                 return None  # it is measured alone: let the others finish first
             task = RunTask(self, stage, node.begin(), on_waits if stage.trial is not None else None)
             stage.running += 1
             self.running += 1
             self.context.busy += 1
-            self.context.alone = stage.trial is not None
+            alone = stage.trial is not None and not stage.trial.lifted
+            self.context.on_trial = (stage, self.context.clock.wall()) if alone else None
+            self.context.held_back = None if alone else self.context.held_back
             return task
         return None
 
@@ -196,11 +199,8 @@ class EpochRun:
         """The next item for the consumer; there is one. Its bytes are not ours any more."""
         item = self.delivery.ready.popleft()
         self.context.ledger.release(item.charge)
-        if self._root is not None and self._root[0] == item.position:
-            self._root = (item.position, self._root[1] + self._item_count)
-        else:
-            self._root = (item.position, 0)
-        self._item_count = item.count
+        self._root = (item.position, item.before)
+        self._whole = item.count if item.failure is None else None
         return item
 
     def position(self, taken: int) -> Position:
@@ -209,7 +209,7 @@ class EpochRun:
             return self.start
         root, before = self._root
         drop = before + taken
-        if self.sequences and self.segments[-1].depth == 1 and taken == self._item_count:
+        if self.sequences and self.segments[-1].depth == 1 and taken == self._whole:
             root, drop = root + 1, 0  # one root, one item: this one is behind us
         levels = []
         for number in range(len(self.sequences) - 1, -1, -1):
@@ -250,6 +250,7 @@ class EpochRun:
             if level:
                 sequencer = make_sequencer(self._pipeline, places[level - 1], self._share, self.epoch, first, row)
                 end = Sequence(self.context, sequencer, ReplayLog(row), None, segment, self._check)
+                end.stage = self._pipeline.stages[places[level - 1]].name
                 self.sequences.insert(0, end)
         for level, group in enumerate(groups):
             self._wire_segment(level, group, places[level - 1] if level else -1)
@@ -314,8 +315,8 @@ class EpochRun:
         self.failed = True
 
     def _check(self, sequence: Sequence, orders: list[Order]) -> Failure | None:
-        """The first full window tells what two windows need."""
-        budget = self.context.ledger.budget
+        """The first full window tells what two windows need; bytes taken back for a while are no reason to give up."""
+        budget = self.context.most_bytes if self.context.ledger.budget is not None else None
         window = orders[0].window if orders else None
         if budget is None or window is None or not isinstance(sequence.sequencer, ShuffleSequencer):
             return None
@@ -325,7 +326,7 @@ class EpochRun:
         need = 2 * sequence.sequencer.size * per_row
         if need <= budget or window.number >= 5:
             return None
-        fits = int(budget / (2 * per_row))
+        fits = int(0.9 * budget / (2 * per_row))  # not each row is as large as these
         error = MemoryLimitError(
             f"shuffle(rows={sequence.sequencer.size}) holds two windows of {per_row:.0f} bytes a row, "
             f"{need / 2**20:.0f} MiB, but {budget / 2**20:.0f} MiB may be in flight: at most rows={fits} fit; "
@@ -337,7 +338,7 @@ class EpochRun:
 class RunTask:
     """A task of a run, for the scheduler."""
 
-    __slots__ = ("_error", "_on_waits", "_result", "_run", "_spent", "_stage", "_work", "holds_slot")
+    __slots__ = ("_error", "_measured", "_on_waits", "_result", "_run", "_stage", "_work", "holds_slot")
 
     def __init__(
         self, run: EpochRun, stage: LiveStage, work: Work, on_waits: Callable[[LiveStage, bool], None] | None
@@ -346,15 +347,15 @@ class RunTask:
         self._run, self._stage, self._work, self._on_waits = run, stage, work, on_waits
         self._result: Any = None
         self._error: BaseException | None = None
-        self._spent = (0.0, 0.0)
+        self._measured: tuple[float, float, float | None] | None = None
 
     def run(self) -> None:
         """Do the work; called without the lock."""
         try:
-            if self._on_waits is None:
-                self._result = self._work.work()
-            else:
+            if self._on_waits is not None or self._stage.counters.wants_queue():
                 self._measure()
+            else:
+                self._result = self._work.work()
         except BaseException as error:  # also SystemExit of a user's function: it must not end our thread
             self._error = error
 
@@ -364,11 +365,16 @@ class RunTask:
         run.context.busy -= 1
         run.running -= 1
         stage.running -= 1
-        if self._on_waits is not None:
-            run.context.alone = False
-            waits = stage.trial.add(*self._spent) if stage.trial is not None and self._error is None else None
-            if waits is not None:
-                self._on_waits(stage, waits)
+        if self._measured is not None:
+            wall, cpu, queued = self._measured
+            stage.counters.queued(wall, queued)
+            if self._on_waits is not None:
+                run.context.on_trial = None
+                waits = None
+                if stage.trial is not None and self._error is None:
+                    waits = stage.trial.add(wall, cpu + (queued or 0.0))
+                if waits is not None:
+                    self._on_waits(stage, waits)
         if run.cancelled:
             run.reap()
             return
@@ -387,12 +393,9 @@ class RunTask:
         try:
             self._result = self._work.work()
         finally:
-            spent = clock.wall() - wall
-            busy = clock.cpu() - cpu
             after = context.run_queue()
-            if queue is not None and after is not None:
-                busy += after - queue
-            self._spent = (spent, busy)
+            queued = after - queue if queue is not None and after is not None else None
+            self._measured = (clock.wall() - wall, clock.cpu() - cpu, queued)
 
 
 def count_rows(pipeline: Pipeline, share: Share, rows: int) -> tuple[int, bool]:

@@ -36,6 +36,7 @@ class SampleNode(Node):
         self._sample_bytes = 0.0
 
     def _length(self) -> int:
+        """Samples of the next run."""
         seconds = [stage.sample_seconds for stage in self._stages if stage.info.kind in ("source", "map", "filter")]
         known = [second for second in seconds if second is not None]
         if len(known) < len(seconds):
@@ -43,11 +44,14 @@ class SampleNode(Node):
         length = min(_length(sum(known)), 2 * self._last_length)
         if self._sample_bytes:
             length = min(length, max(1, int(RUN_BYTES / self._sample_bytes)))
-        self._last_length = length
         return length
+
+    def _memory(self) -> bool:
+        return self.segment.opens_memory((self.segment.next_root,), self.segment.forecast, self._length())
 
     def _item(self, length: int) -> Item:
         segment = self.segment
+        self._last_length = length
         root = segment.next_root
         size = segment.forecast.bytes(length) if self.context.ledger.budget is not None else 0
         position = self._next
@@ -66,6 +70,7 @@ class SampleNode(Node):
         if samples:
             self.stage.note_seconds(len(samples), wall)
             self._sample_bytes = item.peak / len(samples)
+            self.segment.forecast.note_read(item.bound, item.peak)
             self._out(item, item.peak)
 
 
@@ -81,9 +86,8 @@ class IndexNode(SampleNode):
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Samples left, order, room, memory."""
-        memory = self.segment.opens_memory((self.segment.next_root,), self.segment.forecast, self._last_length)
         left = self._next < len(self._order) and not self.stopped()
-        return left, self.segment.opens_order(), self.segment.has_room(), memory
+        return left, self.segment.opens_order(), self.segment.has_room(), self._memory()
 
     def begin(self) -> Work:
         """Take the next run of numbers."""
@@ -156,9 +160,8 @@ class IterableNode(SampleNode):
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Not at the end, order, room, memory."""
-        memory = self.segment.opens_memory((self.segment.next_root,), self.segment.forecast, self._last_length)
         left = not self._ended and not self.stopped()
-        return left, self.segment.opens_order(), self.segment.has_room(), memory
+        return left, self.segment.opens_order(), self.segment.has_room(), self._memory()
 
     def begin(self) -> Work:
         """Draw the next run."""

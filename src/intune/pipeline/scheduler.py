@@ -23,6 +23,27 @@ class Task(Protocol):
         """Book the result, with the lock."""
 
 
+class Bell:
+    """Wakes the consumer, whom an interrupt may take out of its waiting at any moment.
+
+    `threading.Condition` would not do: interrupted while it takes its lock again, it leaves that lock to be
+    released by somebody who does not hold it.
+    """
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def notify_all(self) -> None:
+        """Something happened; the scheduler's lock is held. Who was woken passes it on where others may wait too."""
+        if self._gate.locked():
+            self._gate.release()
+
+    def wait(self) -> None:
+        """Wait without the lock until something happened since the last wait."""
+        self._gate.acquire()
+
+
 class _Worker:
     __slots__ = ("gate", "leave", "task", "thread")
 
@@ -44,6 +65,8 @@ class Scheduler:
         slots: CPU slots, at least 1. More may be set at any time and is used at once; after less is set,
             running tasks finish and none begins until use has fallen below it.
         max_threads: The most threads.
+
+    `spare` is how many idle threads are kept for later; of more, each ends by itself.
     """
 
     def __init__(self, name: str, slots: int, max_threads: int) -> None:
@@ -52,6 +75,7 @@ class Scheduler:
         self.used = 0
         self.peak_used = 0
         self.max_threads = max_threads
+        self.spare = slots
         self.pick: Callable[[bool], Task | None] = lambda slot_free: None
         self._name = name
         self._workers: set[_Worker] = set()
@@ -72,11 +96,14 @@ class Scheduler:
                 return
             self._hand(task)
 
-    def nudge(self) -> None:
-        """Something changed: let one idle thread look for work; the lock is held. Cheap for the consumer."""
+    def nudge(self, sure: bool = False) -> None:
+        """Something changed: let one thread look for work; the lock is held. Cheap for the consumer.
+
+        It takes no task itself: an interrupt would lose it. `sure`: also where no slot is free.
+        """
         if self._closed:
             return
-        if self._idle or (len(self._workers) < self.max_threads and self.used < self.slots):
+        if self._idle or (len(self._workers) < self.max_threads and (sure or self.used < self.slots)):
             self._hand(None)
 
     def owns(self, thread: threading.Thread) -> bool:
@@ -87,9 +114,10 @@ class Scheduler:
         """End all threads; names of those that were still inside a function after so many seconds."""
         with self.lock:
             self._closed = True
-            for worker in self._idle:
+            for worker in self._workers:  # not only idle ones: an interrupt may have lost one on its way
                 worker.leave = True
-                worker.gate.release()
+                if worker.gate.locked():
+                    worker.gate.release()
             self._idle.clear()
             threads = [worker.thread for worker in self._workers]
         until = time.monotonic() + seconds
@@ -136,7 +164,7 @@ class Scheduler:
                     task.done()
                 task = self._take()
                 if task is None:
-                    if self._closed or len(self._idle) >= self.slots:
+                    if self._closed or len(self._idle) >= self.spare:
                         self._workers.discard(worker)
                         return
                     self._idle.append(worker)
@@ -144,8 +172,8 @@ class Scheduler:
                     self.dispatch()
             if task is None:
                 worker.gate.acquire()
-                if worker.leave:
+                task, worker.task = worker.task, None
+                if worker.leave and task is None:  # one that it was handed just before is in hand already
                     with self.lock:
                         self._workers.discard(worker)
                     return
-                task, worker.task = worker.task, None

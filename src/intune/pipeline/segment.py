@@ -13,6 +13,7 @@ from intune.pipeline.calls import Failure
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge, Forecast, Ledger
 from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
+from intune.pipeline.stage import LiveStage
 
 
 @dataclass
@@ -28,7 +29,9 @@ class Context:
         skip: Whether failures are left out.
         exact_rows: A map must keep the number of rows: lengths were promised.
         busy: Tasks being run.
-        alone: A task on trial runs; nothing else may begin.
+        on_trial: The stage whose trial is being run, and since when; nothing else may begin meanwhile.
+        most_bytes: The most bytes that were ever allowed in flight; None = no limit so far.
+        held_back: The stage whose trial waits for others to finish, and since when.
         on_skip: Called with stage name, origin and failures that were left out.
         run_queue: Seconds that the calling thread was runnable without a CPU; None where unknown.
     """
@@ -41,9 +44,16 @@ class Context:
     skip: bool = False
     exact_rows: bool = False
     busy: int = 0
-    alone: bool = False
+    on_trial: tuple[LiveStage, float] | None = None
+    held_back: tuple[LiveStage, float] | None = None
+    most_bytes: int | None = None
     on_skip: Callable[[str, str, tuple[Failure, ...]], None] = lambda stage, origin, failures: None
     run_queue: Callable[[], float | None] = lambda: None
+
+    @property
+    def alone(self) -> bool:
+        """Whether a task runs on trial, alone."""
+        return self.on_trial is not None
 
 
 class End(Protocol):
@@ -248,6 +258,8 @@ class Delivery:
         self.ready: deque[Item] = deque()
         self.ended = False
         self._context, self._drop, self._wake = context, drop, wake
+        self._position: int | None = None
+        self._count = 0
 
     @property
     def idle(self) -> bool:
@@ -256,9 +268,14 @@ class Delivery:
 
     def accept(self, item: Item) -> None:
         """The next item for the consumer."""
+        if item.position != self._position:
+            self._position, self._count = item.position, 0
+        item.before = self._count
+        self._count += item.count
         if self._drop and item.rows:
             dropped = min(self._drop, item.count)
             self._drop -= dropped
+            item.before += dropped
             if dropped < item.count:
                 assert item.keys is not None
                 item.payload, item.keys = item.payload[dropped:], item.keys[dropped:]
@@ -290,6 +307,7 @@ class Sequence:
         check: Says whether what it would hold does not fit; a failure ends the epoch.
         out: Orders that wait to be carried out.
         on_orders: Called with new orders.
+        stage: Name of the shuffle or batch.
     """
 
     context: Context
@@ -300,6 +318,7 @@ class Sequence:
     check: Callable[["Sequence", list[Order]], Failure | None]
     out: deque[Order] = field(default_factory=deque)
     on_orders: Callable[[list[Order]], None] = lambda orders: None
+    stage: str = ""
     _poisoned: bool = False
 
     @property
@@ -319,7 +338,8 @@ class Sequence:
             ledger.release(item.charge)
             return
         made = self.sequencer.made
-        self.log.add(item.position, item.rows)
+        if self.context.ordered:
+            self.log.add(item.position, item.rows)
         orders = self.sequencer.push(item, item.rows)
         pieces = self.sequencer.made - made
         if pieces:
@@ -358,7 +378,7 @@ class Sequence:
     def _poison(self, failure: Failure, item: Item) -> None:
         self._poisoned = True
         self._release(self.sequencer.abandon())
-        self.following.fail(self.sequencer.emission, failure, item.failed_stage, item.origin)
+        self.following.fail(self.sequencer.emission, failure, item.failed_stage or self.stage, item.origin)
 
     def _release(self, tokens: list[Any]) -> None:
         release: Callable[[Charge], None] = self.context.ledger.release

@@ -40,11 +40,6 @@ class Restorer:
         """The lowest root that is not wholly given back."""
         return self._cursor[0]
 
-    @property
-    def parked(self) -> int:
-        """Leaves that wait for an earlier one."""
-        return len(self._leaves)
-
     def expects(self, path: Path) -> bool:
         """Whether the next leaf in order is the one at this path, or its first descendant."""
         cursor, length = self._cursor, len(path)
@@ -89,13 +84,6 @@ class Restorer:
                 cursor[level:] = [0] * (len(cursor) - level)
                 return True
         return False
-
-    def clear(self) -> list[Any]:
-        """Forget everything; the tokens that were waiting are given back."""
-        waiting = [token for token in self._leaves.values() if token is not _NOTHING]
-        self._leaves.clear()
-        self._closed.clear()
-        return waiting
 
 
 _MISSING = object()

@@ -1,0 +1,201 @@
+"""Bytes in flight: each buffer once, nothing lost, nothing negative; and what is forecast of the next item."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from intune.pipeline.ledger import Charge, Forecast, Ledger
+
+BUFFERS = {key: size for key, size in enumerate([0, 1, 3, 10, 100, 1000, 7, 7])}
+
+footprints = st.sets(st.sampled_from(sorted(BUFFERS))).map(lambda keys: {key: BUFFERS[key] for key in keys})
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Compares the ledger with a plain list of what each item holds."""
+
+    charges = Bundle("charges")
+
+    @initialize(budget=st.none() | st.integers(0, 2000))
+    def begin(self, budget: int | None) -> None:
+        self.ledger = Ledger(budget)
+        self.owners: list[set[Charge]] = [set(), set()]
+        self.holders: dict[Charge, int] = {}
+        self.reserved: dict[Charge, int] = {}
+        self.buffers: dict[Charge, dict[int, int]] = {}
+        self.peak = 0
+
+    @rule(target=charges, size=st.integers(0, 1500), owner=st.integers(0, 1))
+    def reserve(self, size: int, owner: int) -> Charge:
+        charge = self.ledger.reserve(size, self.owners[owner])
+        self.holders[charge], self.reserved[charge], self.buffers[charge] = 1, size, {}
+        return charge
+
+    @rule(charge=charges, buffers=footprints)
+    def true_up(self, charge: Charge, buffers: dict[int, int]) -> None:
+        if charge in self.holders:
+            self.ledger.true_up(charge, buffers)
+            self.buffers[charge] = buffers
+            assert charge.actual == sum(buffers.values())
+
+    @rule(charge=charges)
+    def settle(self, charge: Charge) -> None:
+        if charge in self.holders:
+            self.ledger.settle(charge)
+            self.reserved[charge] = 0
+
+    @rule(charge=charges, times=st.integers(0, 3))
+    def use(self, charge: Charge, times: int) -> None:
+        if charge in self.holders:
+            self.ledger.use(charge, times)
+            self.holders[charge] += times
+
+    @rule(target=charges, charge=consumes(charges))
+    def release(self, charge: Charge) -> Any:
+        if charge not in self.holders:
+            return multiple()
+        self.ledger.release(charge)
+        self.holders[charge] -= 1
+        if self.holders[charge]:
+            return charge
+        self._forget(charge)
+        return multiple()
+
+    @rule(owner=st.integers(0, 1))
+    def release_all(self, owner: int) -> None:
+        gone = set(self.owners[owner])
+        self.ledger.release_all(self.owners[owner])
+        for charge in gone:
+            self._forget(charge)
+
+    @rule(budget=st.none() | st.integers(0, 2000))
+    def change_the_budget(self, budget: int | None) -> None:
+        self.ledger.budget = budget
+
+    def _forget(self, charge: Charge) -> None:
+        del self.holders[charge], self.reserved[charge], self.buffers[charge]
+
+    @invariant()
+    def charges_each_buffer_once_and_what_is_reserved_beyond(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        distinct = {key for buffers in self.buffers.values() for key in buffers}
+        beyond = sum(max(0, self.reserved[c] - sum(self.buffers[c].values())) for c in self.holders)
+        expected = sum(BUFFERS[key] for key in distinct) + beyond
+        self.peak = max(self.peak, expected)
+        assert self.ledger.charged == expected
+        assert self.ledger.peak == self.peak
+        assert self.owners[0] | self.owners[1] == set(self.holders)
+        budget = self.ledger.budget
+        assert self.ledger.debt == (0 if budget is None else max(0, expected - budget))
+        for size in (0, 10, 3000):
+            assert self.ledger.admits(size) == (budget is None or expected + size <= budget)
+
+
+TestLedgerAsAMachine = pytest.mark.slow(LedgerMachine.TestCase)
+TestLedgerAsAMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+class TestLedger:
+    def test_what_an_item_makes_of_its_reservation_is_no_peak(self) -> None:
+        ledger = Ledger(100)
+        charge = ledger.reserve(80, set())
+        ledger.true_up(charge, {1: 50})
+        ledger.true_up(charge, {2: 70})
+        assert (ledger.charged, ledger.peak, ledger.debt) == (80, 80, 0)
+
+    def test_an_overrun_is_debt_until_it_is_repaid(self) -> None:
+        ledger = Ledger(100)
+        charge = ledger.reserve(60, set())
+        ledger.true_up(charge, {1: 130})
+        assert (ledger.charged, ledger.debt, ledger.admits(0)) == (130, 30, False)
+        ledger.release(charge)
+        assert (ledger.charged, ledger.debt, ledger.admits(100), ledger.peak) == (0, 0, True, 130)
+
+    def test_a_buffer_of_two_items_stays_until_the_last_one_lets_go(self) -> None:
+        ledger = Ledger()
+        one, other = ledger.reserve(0, set()), ledger.reserve(0, set())
+        ledger.true_up(one, {1: 100, 2: 5})
+        ledger.true_up(other, {1: 100})
+        assert ledger.charged == 105
+        ledger.release(one)
+        assert ledger.charged == 100
+        ledger.release(other)
+        assert ledger.charged == 0
+
+    def test_releasing_more_often_than_held_is_a_fault(self) -> None:
+        ledger, owner = Ledger(), set[Charge]()
+        charge = ledger.reserve(1, owner)
+        ledger.release(charge)
+        with pytest.raises(AssertionError, match="more often than it was held"):
+            ledger.release(charge)
+
+    def test_all_of_an_owner_goes_at_once_whatever_its_uses(self) -> None:
+        ledger, mine, yours = Ledger(), set[Charge](), set[Charge]()
+        for owner in (mine, yours):
+            charge = ledger.reserve(10, owner)
+            ledger.use(charge, 3)
+            ledger.true_up(charge, {1: 50})
+        ledger.release_all(mine)
+        assert (ledger.charged, mine, len(yours)) == (50, set(), 1)
+        ledger.release_all(yours)
+        assert ledger.charged == 0
+
+
+class TestForecast:
+    def test_without_samples_is_the_bound(self) -> None:
+        forecast = Forecast()
+        assert (forecast.known, forecast.bytes(1234)) == (False, 1234)
+
+    def test_is_exact_after_three_also_if_nothing_came_of_them(self) -> None:
+        forecast = Forecast()
+        for _ in range(3):
+            forecast.add(10, 0)
+        assert (forecast.known, forecast.bytes(1000)) == (True, 0)
+
+    def test_guesses_high_until_then(self) -> None:
+        forecast = Forecast()
+        forecast.note_read(10, 20)
+        forecast.note_read(10, 10)
+        assert (forecast.known, forecast.bytes(10)) == (True, 20 * Forecast.GUESS)
+        forecast.add(10, 50)
+        forecast.add(10, 30)
+        assert forecast.bytes(10) == 50 * Forecast.GUESS
+        forecast.add(10, 50)
+        assert forecast.bytes(10) == 55
+        forecast.note_read(10, 10_000)
+        assert forecast.bytes(10) == 55
+
+    @given(st.integers(1, 10**9), st.floats(0.01, 50))
+    def test_has_a_margin_above_what_is_always_so(self, bound: int, ratio: float) -> None:
+        forecast = Forecast()
+        for _ in range(5):
+            forecast.add(bound, int(bound * ratio))
+        assert int(bound * ratio) <= forecast.bytes(bound) <= 1.1 * bound * ratio + 1
+
+    def test_one_outlier_neither_reserves_for_all_nor_goes_unseen(self) -> None:
+        forecast = Forecast()
+        for size in [100] * 30 + [5000]:
+            forecast.add(100, size)
+        assert forecast.bytes(100) == 110
+        for size in [5000] * 4:
+            forecast.add(100, size)
+        assert forecast.bytes(100) == 5500
+
+    def test_forgets_what_is_long_ago(self) -> None:
+        forecast = Forecast()
+        for size in [900] * 64 + [100] * 64:
+            forecast.add(100, size)
+        assert forecast.bytes(100) == 110
+
+    @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=100))
+    def test_covers_nine_of_ten_recent_ones(self, seen: list[tuple[int, int]]) -> None:
+        forecast = Forecast()
+        for bound, peak in seen:
+            forecast.add(bound, peak)
+        recent = seen[-Forecast.RECENT :]
+        covered = sum(forecast.bytes(max(1, bound)) >= peak - 1 for bound, peak in recent)
+        assert covered >= 0.9 * len(recent) - 1e-9
