@@ -3,6 +3,7 @@
 import gc
 import multiprocessing.resource_tracker
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 GRACE_SECONDS = 2.0
 CALL_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C mean what it means at a terminal: a shell that starts tests in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

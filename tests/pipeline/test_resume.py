@@ -156,6 +156,59 @@ class TestEveryChain:
         assert ids(following) == whole[1]
 
 
+class TestOtherChains:
+    def test_unbatched(self, folder: Path) -> None:
+        pipe = begin("parquet", folder).unbatch().map(lambda row: row["id"])
+        for rest in (
+            pipe,
+            pipe.batch(BATCH),
+            pipe.shuffle(60).batch(BATCH),
+            begin("parquet", folder).shuffle(60).unbatch(),
+        ):
+            assert_same_after_resume(lambda rest=rest: rest.loader(cpus=2), at=[0, 1, 37, 99])
+
+    def test_what_is_skipped_stays_so(self, folder: Path) -> None:
+        def fails(item: Any) -> Any:
+            if (item if isinstance(item, int) else item.column("id")[0].as_py()) % 7 == 3:
+                raise ValueError("not this one")
+            return item
+
+        for kind in ("parquet", "map-style", "iterable"):
+            pipe = begin(kind, folder).map(fails)
+            for rest in (pipe.batch(BATCH), pipe.flat_map(split).shuffle(60).map(same).batch(BATCH)):
+                assert_same_after_resume(lambda rest=rest: rest.loader(cpus=2, on_error="skip"), at=[1, 37])
+
+    def test_a_sampler(self) -> None:
+        class Sampler:
+            epoch = 0
+
+            def set_epoch(self, epoch: int) -> None:
+                self.epoch = epoch
+
+            def __iter__(self) -> Iterator[int]:
+                return iter(np.random.default_rng(self.epoch).permutation(ROWS)[:300].tolist())
+
+        def loader() -> Loader:
+            loader = intune.from_dataset(Rows(), sampler=Sampler()).map(same).batch(BATCH).loader(cpus=2)
+            loader.set_epoch(4)
+            return loader
+
+        assert_same_after_resume(loader, at=[0, 1, 17, 29])
+
+    def test_collated_batches(self) -> None:
+        pipe = intune.from_iterable(Stream()).shuffle(60).batch(BATCH, collate=tuple).map(same)
+        assert_same_after_resume(lambda: pipe.loader(cpus=2), at=[0, 1, 37, 99])
+
+    def test_one_to_many_with_nothing_in_between(self, folder: Path) -> None:
+        """Stops inside what one unit gives, with units that give nothing around it."""
+
+        def spread(block: Any) -> list[Any]:
+            return [block] * (0 if block.column("id")[0].as_py() % 2 else 5)
+
+        pipe = begin("parquet", folder).flat_map(spread)
+        assert_same_after_resume(lambda: pipe.loader(cpus=2), at=range(14))
+
+
 class TestOtherMachine:
     """The state knows nothing of CPUs, executors, tuners and what was ahead."""
 

@@ -105,6 +105,7 @@ def at_rest(loader: Loader, busy: int) -> bool:
 
 
 def apply(loader: Loader, slots: int | None = None, **concurrency: int | None) -> None:
+    loader._control._controller.stop()  # type: ignore[attr-defined] # else it might put back what it saw before
     now = loader._engine.allocation
     loader._engine.apply(replace(now, slots=slots or now.slots, concurrency={**now.concurrency, **concurrency}))
 
@@ -295,6 +296,7 @@ class TestAllocations:
         with pipe.loader(cpus=2) as loader:
             check_workload(loader._engine)
             assert len(list(loader)) == 30
+            loader._control.stop()
             check_workload(loader._engine)
 
     @pytest.mark.parametrize(

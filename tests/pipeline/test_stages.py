@@ -567,3 +567,30 @@ class TestMaxConcurrency:
                 return index
 
         assert run(intune.from_dataset(Careful(), max_concurrency=1), cpus=8) == list(range(300))
+
+    def test_a_flat_map_has_no_more_parents_open(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"id": np.arange(30)}), tmp_path / "rows.parquet", row_group_size=1)
+        lock, later_ones_came = threading.Lock(), threading.Event()
+        now = peak = 0
+
+        def late(block: Any) -> Any:
+            number = block.column("id")[0].as_py()
+            if number == 12:
+                later_ones_came.set()
+            if number == 10:
+                assert later_ones_came.wait(30)
+            return block
+
+        def spread(block: Any) -> Iterator[Any]:
+            nonlocal now, peak
+            with lock:
+                now += 1
+                peak = max(peak, now)
+            yield from [block] * 50
+            with lock:
+                now -= 1
+
+        pipe = intune.read_parquet(tmp_path).map(late, waits=True)
+        out = run(pipe.flat_map(spread, max_concurrency=1, waits=False), max_ahead=8)
+        assert len(out) == 1500
+        assert peak == 1

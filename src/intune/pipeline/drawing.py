@@ -104,7 +104,13 @@ class DrawNode(Node):
         return parked[1] if parked is not None else None
 
     def _may_open_one_more(self, parent: Path) -> bool:
-        return len(self._opened) < max(1, self.stage.cap) or self.segment.expects((*parent, 0))
+        """Whether concurrency lets a parent be opened: one opening is kept for the parent that order waits for."""
+        if not self.context.ordered:
+            return len(self._opened) < self.stage.cap
+        if self.segment.expects((*parent, 0)):
+            return True  # after a cut there may be more open than allowed, and they would wait for this one
+        others = sum(not self.segment.expects((*drawing.path, drawing.children)) for drawing in self._opened)
+        return len(self._opened) < self.stage.cap and others < self.stage.cap - 1
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """An open drawing or a parent, order, room, memory."""
@@ -297,6 +303,9 @@ class UnitNode(DrawNode):
     def _next_parent(self) -> Path | None:
         root = self.segment.next_root
         return (root,) if root < len(self._plan) and not self.stopped() else None
+
+    def _may_open_one_more(self, parent: Path) -> bool:
+        return len(self._opened) < max(1, self.stage.cap)  # units come in order: none is waited for that comes later
 
     def _may_open(self, path: Path) -> bool:
         return self.segment.opens_order() and self.segment.opens_child(path)

@@ -190,12 +190,16 @@ class GatherNode(Node):
         if not orders:
             return False, True, self.segment.has_room(), True
         order = orders[0]
+        if order.window is not None and order.window.preparing:
+            return False, True, self.segment.has_room(), True
         memory = self.segment.opens_memory((order.emission,), self.segment.forecast, order.rows)
         return True, self.segment.opens_order(), self.segment.has_room(), memory
 
     def begin(self) -> Work:
         """Take the next order."""
         order = self.orders.popleft()
+        if order.window is not None and order.start == 0:
+            order.window.preparing = True
         segment = self.segment
         size = segment.forecast.bytes(order.rows) if self.context.ledger.budget is not None else 0
         origin = lambda: f"{self.stage.info.name} {order.emission}"  # noqa: E731
@@ -218,6 +222,11 @@ class GatherNode(Node):
             lambda error: self._fail(order, item, error),
         )
 
+    def _done(self, order: Order) -> None:
+        if order.window is not None:
+            order.window.preparing = False
+        self._before.done(order)
+
     def _finish(
         self, order: Order, item: Item, keys: Keys | None, payload: Any, sizes: Footprint, wall: float, cpu: float
     ) -> None:
@@ -226,13 +235,13 @@ class GatherNode(Node):
         self.context.ledger.true_up(item.charge, sizes)
         item.peak = item.charge.actual
         self.segment.forecast.note_read(item.bound, item.peak)
-        self._before.done(order)
+        self._done(order)
         self._book(1, wall, cpu)
         self._out(item, item.peak)
         self.after(item)
 
     def _fail(self, order: Order, item: Item, error: BaseException) -> None:
-        self._before.done(order)
+        self._done(order)
         self._broke(item, error)
 
     def _came(self, orders: list[Order]) -> None:

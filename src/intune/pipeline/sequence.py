@@ -110,6 +110,8 @@ class Window:
     """Orders given for it that have not been carried out."""
     data: Any = None
     """What workers keep for it between its orders."""
+    preparing: bool = False
+    """Its first order is being carried out, which draws the permutation; the others would wait for that."""
 
     def permutation(self) -> npt.NDArray[np.int64]:
         """int64[rows]: Philox(key, number)."""
