@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from intune._clock import Clock, SystemClock
-from intune._errors import PipelineError
+from intune._errors import MemoryLimitError, PipelineError
 from intune._machine import (
     LockProbe,
     Meter,
@@ -168,6 +168,7 @@ def build_loader(
         budget = partial(_current_budget, system, first, options.cpus)
     probe = LockProbe(system, clock)
     meter = Meter(system, clock, probe)
+    _check_memory(options, first, meter)
     exact = share.world_size > 1 and share.on_uneven != "uneven"
     context = Context(clock, Ledger(None), exact_rows=exact, run_queue=lambda: run_queue_seconds(system))
     chosen = EngineOptions(
@@ -194,6 +195,18 @@ def build_loader(
     except BaseException:
         engine.close()
         raise
+
+
+def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:
+    """Refuse a limit that this process has passed before anything was loaded."""
+    used = meter.memory.tree().value
+    if options.memory is None or budget.memory_bytes is None or used is None or used < budget.memory_bytes:
+        return
+    raise MemoryLimitError(
+        f"memory={options.memory!r} is {budget.memory_bytes / 2**20:,.1f} MiB, but this process and its children use "
+        f"{used / 2**20:,.0f} MiB already: the limit is for everything, the trainer included; give more, as bytes, as "
+        "a text such as '24GiB', or as a share of the machine's limit such as 0.5"
+    )
 
 
 def _current_budget(system: System, first: Budget, cpus: int | None) -> Budget:

@@ -494,6 +494,21 @@ class TestSchedulerAlone:
             wait_for(lambda job=job: job.booked)  # type: ignore[misc]
         assert scheduler.close(10) == []
 
+    def test_an_interrupt_while_a_thread_is_being_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(thread: threading.Thread) -> None:
+            raise KeyboardInterrupt
+
+        job = Job(lambda: None)
+        scheduler = self.scheduler([job])
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt), scheduler.lock:
+                scheduler.nudge()
+        with scheduler.lock:
+            scheduler.nudge()
+        wait_for(lambda: job.booked)
+        assert scheduler.close(10) == []
+
     def test_after_close_nothing_begins(self) -> None:
         jobs = [Job(lambda: None)]
         scheduler = self.scheduler(jobs)

@@ -11,7 +11,7 @@ from .pipelines import Description, Run, Source, Stage
 
 T = TypeVar("T")
 
-PROCESS_SHARE = 0.05
+PROCESS_SHARE = 0.06
 """Of pipelines with a stage in processes: to start one takes a fifth of a second."""
 
 
@@ -301,7 +301,7 @@ def _run(dice: Dice, stages: tuple[Stage, ...]) -> Run:
     in_flight = dice.one((0, 1, 1000, 30_000, 1_000_000, 10**8)) if dice.chance(0.3) else None
     memory = dice.one(("64GiB", "16GiB")) if dice.chance(0.4) else None
     if memory is not None and in_flight is None and not shuffles and dice.chance(0.2):
-        memory = "1MiB"
+        memory, in_flight = None, 1
     if shuffles and tuner == "random" and in_flight is None:
         in_flight = 10**9  # else a random move might leave less than a shuffle needs
     return Run(

@@ -45,6 +45,9 @@ def opened(description: Description, folder: Path, rank: int) -> Iterator[intune
             churn.end()
         loader.close()
     assert not instances, f"instances that were not closed: {instances}"
+    engine = loader._engine
+    in_hand = (engine.context.ledger.charged, engine.scheduler.used, engine.context.busy)
+    assert in_hand == (0, 0, 0), f"bytes, slots and tasks still in hand: {in_hand}\n{state_of(engine)}"
     deadline = time.monotonic() + GRACE_SECONDS
     while left := _left(before, _held(description)):
         assert time.monotonic() < deadline, f"left behind: {left}"

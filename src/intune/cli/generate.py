@@ -25,6 +25,8 @@ def generate(
 
     with clean_endings():
         of_name = _FORMATS.get(path.suffix)
+        if path.suffix and of_name is None:
+            raise PipelineError(f"{path}: the ending must be one of {', '.join(_FORMATS)}, or none for a folder")
         if format and of_name and format != of_name:
             raise PipelineError(f"the name {path} says {of_name}, but --format says {format}")
         chosen = format or of_name or "parquet"

@@ -145,7 +145,7 @@ class Controller:
             try:
                 given = self._tuner.propose(seen, budget)
                 self._good = self._checked(given, seen)
-            except Exception as error:
+            except (Exception, SystemExit, GeneratorExit) as error:
                 last = "its last good allocation" if self._good else "every stage open"
                 _log.exception("The tuner %r failed; training goes on with %s", self._tuner, last)
                 detail = f"{type(error).__name__}: {error}; replaced by {last}"

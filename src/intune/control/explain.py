@@ -2,7 +2,9 @@
 
 The rule: a trainer that hardly waits is the limit itself. Otherwise start at the stage nearest to it and go
 towards the source for as long as the stage mainly lacks input, as the one before is slower then. The stage
-where this ends is the narrow one, and what it mainly lacks (or that it lacks nothing) names the limit.
+where this ends is the narrow one, and what it mainly lacks (or that it lacks nothing) names the limit. If that
+is no limit of the stage's own and the slots are busy nearly all the time, then CPUs are the limit, or the
+interpreter lock, and the stage that uses most of them is named.
 """
 
 from collections.abc import Iterator
@@ -22,6 +24,9 @@ LOCK_WAIT_SECONDS = 0.002
 LOCK_LOST_SHARE = 0.3
 """Share of its working time that a thread neither ran nor waited for a CPU, from which the lock is to blame."""
 
+SLOTS_BUSY_SHARE = 0.85
+"""Share of the slots' time in use from which they count as busy all the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -31,7 +36,8 @@ class Limit:
         kind: "trainer" takes what it gets at once; "paused": a user paused a stage; "cpu": no free slot; "lock":
             threads wait for the interpreter lock; "concurrency": a stage that computes works at its limit;
             "waits": one that waits does; "memory": items are not admitted; "order": a slow item holds the
-            others back; "source": it has no more input; "unknown": nothing was measured.
+            others back; "source": it has no more input; "unknown": nothing stands out, or nothing
+            was measured.
         stage: The stage that it shows in; None where it is none.
         sentence: The same in words and figures.
     """
@@ -55,9 +61,28 @@ def limit(snapshot: Snapshot) -> Limit:
         if stage.concurrency == 0:
             return Limit("paused", stage.name, f"Stage {stage.name} is paused by the user.")
     found = _narrow(snapshot)
-    if found is None:
-        return Limit("unknown", None, "Nothing was measured in this window yet.")
-    return _judge(snapshot, *found)
+    narrow = _judge(snapshot, *found) if found is not None else None
+    if narrow is not None and narrow.kind in ("concurrency", "waits", "memory"):
+        return narrow
+    return _busy_slots(snapshot) or narrow or Limit("unknown", None, "Nothing was measured in this window yet.")
+
+
+def _busy_slots(snapshot: Snapshot) -> Limit | None:
+    """CPU as the limit, or the interpreter lock, where the slots were busy nearly all the time."""
+    stages = [stage for stage in snapshot.stages if not stage.info.waits]
+    busy, most = sum(stage.busy_seconds for stage in stages), snapshot.allocation.slots * snapshot.window_seconds
+    if not stages or most <= 0 or busy < SLOTS_BUSY_SHARE * most:
+        return None
+    if locked := _locked(snapshot):
+        return locked
+    worst = max(stages, key=lambda stage: stage.busy_seconds)
+    if worst.info.executor == "thread" and _lost_seconds(worst) > 0.7 * worst.busy_seconds:
+        sentence = (
+            f"Stage {worst.name} is the limit: it holds {_share(worst.busy_seconds / most)} of the slots' time but "
+        )
+        return Limit("waits", worst.name, f"{sentence}hardly computes; waits=True would let it wait without a slot.")
+    share = f"and stage {worst.name} takes {_share(worst.busy_seconds / busy)} of that"
+    return Limit("cpu", worst.name, f"CPU is the limit: all slots are busy, {share}{_cpu_figures(snapshot)}.")
 
 
 def explain(snapshot: Snapshot) -> str:

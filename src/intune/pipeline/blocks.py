@@ -29,6 +29,9 @@ def as_block(value: Any) -> Block:
         return table_to_batch(value)
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a block (pyarrow.RecordBatch or dict of arrays), got {type(value).__name__}")
+    masked = [name for name, column in value.items() if isinstance(column, np.ma.MaskedArray)]
+    if masked:
+        raise TypeError(f"columns {masked} are masked arrays, whose mask would be lost: fill what is missing")
     block = {name: column if isinstance(column, np.ndarray) else np.asarray(column) for name, column in value.items()}
     if not block:
         raise ValueError("a block needs at least one column, got an empty dict")

@@ -123,7 +123,7 @@ class DrawNode(Node):
         else:
             path = (*choice, 0)
             order, bound = self._may_open(path), self._bound()
-        return True, order, room, self.segment.opens_memory(path, self.forecast, bound)
+        return True, *self.segment.open_for(order), self.segment.opens_memory(path, self.forecast, bound)
 
     def begin(self) -> Work:
         """Go on with the first drawing, or open a parent."""

@@ -82,6 +82,7 @@ class Engine:
         self.pipeline, self.options, self.context = pipeline, options, context
         self.scheduler = Scheduler(f"intune-{pipeline.source.kind}", budget.cpus, budget.max_threads)
         self.scheduler.pick = self._pick
+        self.scheduler.observe = self._observe
         self.runs: list[EpochRun] = []
         self.skips: list[str] = []
         self.consumer = ConsumerCounters()
@@ -225,6 +226,7 @@ class Engine:
         return not run.delivery.ready and not run.delivery.ended and run.error is None and not self._closed
 
     def _give(self, run: EpochRun) -> Item | None:
+        self._observe()
         item = run.take() if run.delivery.ready and run.error is None else None
         self.consumer.leave(self._clock.wall(), item.count if item else 0, item.rows if item else 0)
         self._arrived.notify_all()
@@ -317,9 +319,6 @@ class Engine:
         return EpochRun(self.pipeline, self.live, self.context, self.options.share, epoch, start, wake)
 
     def _pick(self, slot_free: bool) -> Any:
-        now = self._clock.wall()
-        if now - self._accounted > ACCOUNT_SECONDS:
-            self._account(now)
         if self.context.alone:
             return None
         for run in self.runs:
@@ -332,6 +331,11 @@ class Engine:
                 return None
         self._run_ahead()
         return None
+
+    def _observe(self) -> None:
+        now = self._clock.wall()
+        if now - self._accounted > ACCOUNT_SECONDS:
+            self._account(now)
 
     def _run_ahead(self) -> None:
         """Begin the next epoch when the last one's source has given everything, where it is known to come."""
@@ -410,8 +414,8 @@ class Engine:
             cause = unmet(
                 input_ready=has_input, order_open=order, room=room, memory=memory, slot=slot or not stage.holds_slot
             )
-            if cause is not None:
-                stage.counters.wait_seconds[cause] += passed
+            # With nothing unmet it only waits for a thread to take notice, as for a slot.
+            stage.counters.wait_seconds[cause or "slot"] += passed
 
     def _note_skips(self, stage: str, origin: str, failures: tuple[Failure, ...]) -> None:
         for failure in failures:

@@ -285,6 +285,7 @@ class LoaderIterator(Iterator[Any]):
         self._taken = 0
         self._item: Item | None = None
         self._ended = False
+        self._in_use = threading.Lock()
         self.run: EpochRun | None = None
         self.epoch: int | None = None
 
@@ -299,18 +300,27 @@ class LoaderIterator(Iterator[Any]):
         return self.run is not None and not self._ended
 
     def __next__(self) -> Any:
-        """The next batch.
+        """The next batch; an iterator is for one thread at a time.
 
         Raises:
             StopIteration: At the end of the epoch.
+            LoaderError: If another thread is inside `next` of this iterator.
             BaseException: What a function raised, with notes that say where.
         """
-        samples = self._samples
-        if samples is not None and self._taken < len(samples):
-            sample = samples[self._taken]
-            self._taken += 1
-            return sample
-        return self._next_item()
+        if not self._in_use.acquire(blocking=False):
+            raise LoaderError(
+                "another thread is inside next() of this iterator: take batches in one thread and hand them on, "
+                "or give each thread a loader of its own"
+            )
+        try:
+            samples = self._samples
+            if samples is not None and self._taken < len(samples):
+                sample = samples[self._taken]
+                self._taken += 1
+                return sample
+            return self._next_item()
+        finally:
+            self._in_use.release()
 
     def _next_item(self) -> Any:
         if self._ended:

@@ -193,7 +193,7 @@ class GatherNode(Node):
         if order.window is not None and order.window.preparing:
             return False, True, self.segment.has_room(), True
         memory = self.segment.opens_memory((order.emission,), self.segment.forecast, order.rows)
-        return True, self.segment.opens_order(), self.segment.has_room(), memory
+        return True, *self.segment.open_for(self.segment.opens_order()), memory
 
     def begin(self) -> Work:
         """Take the next order."""

@@ -372,7 +372,7 @@ class RunTask:
                 run.context.on_trial = None
                 waits = None
                 if stage.trial is not None and self._error is None:
-                    waits = stage.trial.add(wall, cpu + (queued or 0.0))
+                    waits = stage.trial.add(wall, cpu, queued or 0.0)
                 if waits is not None:
                     self._on_waits(stage, waits)
         if run.cancelled:

@@ -87,7 +87,7 @@ class IndexNode(SampleNode):
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Samples left, order, room, memory."""
         left = self._next < len(self._order) and not self.stopped()
-        return left, self.segment.opens_order(), self.segment.has_room(), self._memory()
+        return left, *self.segment.open_for(self.segment.opens_order()), self._memory()
 
     def begin(self) -> Work:
         """Take the next run of numbers."""
@@ -161,7 +161,7 @@ class IterableNode(SampleNode):
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Not at the end, order, room, memory."""
         left = not self._ended and not self.stopped()
-        return left, self.segment.opens_order(), self.segment.has_room(), self._memory()
+        return left, *self.segment.open_for(self.segment.opens_order()), self._memory()
 
     def begin(self) -> Work:
         """Draw the next run."""

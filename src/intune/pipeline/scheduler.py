@@ -66,6 +66,7 @@ class Scheduler:
             running tasks finish and none begins until use has fallen below it.
         max_threads: The most threads.
 
+    `observe` is called before a finished task is booked: what it sees is how things stood until then.
     `spare` is how many idle threads are kept for later; of more, each ends by itself.
     """
 
@@ -77,6 +78,7 @@ class Scheduler:
         self.max_threads = max_threads
         self.spare = slots
         self.pick: Callable[[bool], Task | None] = lambda slot_free: None
+        self.observe: Callable[[], None] = lambda: None
         self._name = name
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
@@ -114,12 +116,12 @@ class Scheduler:
         """End all threads; names of those that were still inside a function after so many seconds."""
         with self.lock:
             self._closed = True
-            for worker in self._workers:  # not only idle ones: an interrupt may have lost one on its way
+            for worker in self._workers:  # not only idle ones: an interrupt may have lost one on its way, or unstarted
                 worker.leave = True
                 if worker.gate.locked():
                     worker.gate.release()
             self._idle.clear()
-            threads = [worker.thread for worker in self._workers]
+            threads = [worker.thread for worker in self._workers if worker.thread.ident is not None]
         until = time.monotonic() + seconds
         for thread in threads:
             if thread is not threading.current_thread():
@@ -159,6 +161,7 @@ class Scheduler:
                 task.run()
             with self.lock:
                 if task is not None:
+                    self.observe()
                     if task.holds_slot:
                         self.used -= 1
                     task.done()

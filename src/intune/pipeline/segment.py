@@ -134,6 +134,16 @@ class Segment:
         """Whether the consumer, if it stands at the end, has few enough batches waiting."""
         return not isinstance(self.end, Delivery) or len(self.end.ready) < self.context.prefetch
 
+    def open_for(self, order: bool) -> tuple[bool, bool]:
+        """Order and room as gates, from whether order would let an item begin.
+
+        Where items pile up because what stands behind takes none, that is want of room and not of order.
+        """
+        room = self.has_room()
+        if order or (room and not self.end.full):
+            return order, room
+        return True, False
+
     def opens_memory(self, path: Path, forecast: Forecast, bound: int) -> bool:
         """Whether the ledger admits what is forecast for an item; one at a time until there is a forecast.
 

@@ -133,8 +133,10 @@ class Trial:
     lifted: bool = False
     """Others run beside it now, so that only an item that hardly computes at all counts as waiting."""
 
-    def add(self, wall: float, busy: float) -> bool | None:
-        """One more item: wall seconds, and the seconds of CPU and run queue in them.
+    def add(self, wall: float, cpu: float, queued: float) -> bool | None:
+        """One more item: wall seconds, and the seconds of CPU and of the run queue in them.
+
+        Time in the run queue says nothing about the stage and is left out of account.
 
         Returns:
             Whether the stage waits, or None while that is open. The first item is left out unless it was
@@ -144,7 +146,8 @@ class Trial:
         if self.items == 1 and wall < self.SECONDS:
             return None
         share = self.LIFTED_SHARE if self.lifted else self.SHARE
-        if wall <= 0 or (wall - busy) / wall <= share:
+        own = wall - queued
+        if own <= 0 or (own - cpu) / own <= share:
             return False
         self.wall += wall
         return True if self.items >= self.ITEMS or self.wall >= self.SECONDS else None

@@ -54,8 +54,12 @@ def read_state(state: Any, known: Mapping[str, Any], levels: int) -> tuple[int, 
         StateError: If it is not a state, or was saved by a loader that gives other rows; the message names
             the first difference.
     """
-    if not isinstance(state, Mapping) or "version" not in state:
+    if not isinstance(state, Mapping):
         raise StateError(f"expected what state_dict() gave, got {type(state).__name__}")
+    if "version" not in state:
+        raise StateError(
+            f"expected what state_dict() gave, got a dict without 'version', with keys {list(state)!r:.200}"
+        )
     for name, ours in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
         if state.get(name) != ours:
             raise StateError(

@@ -17,6 +17,9 @@ OptimizerName: TypeAlias = Literal["adagrad", "sgd"]
 OPTIMIZERS: tuple[OptimizerName, ...] = ("adagrad", "sgd")
 
 
+TUNERS = ("shared", "even", "proportional", "static", "random")
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """What to train on, for how long and how.
@@ -103,6 +106,8 @@ class TrainConfig:
                 f"the tuner 'static' and a concurrency of stages need each other, got tuner {self.tuner!r} and "
                 f"concurrency {dict(self.concurrency)}"
             )
+        if self.tuner not in TUNERS:
+            raise PipelineError(f"unknown tuner {self.tuner!r}: give one of {', '.join(TUNERS)}")
         if self.tuner == "static":
             return Static(self.concurrency)
         return RandomMoves(self.seed) if self.tuner == "random" else make_tuner(self.tuner)

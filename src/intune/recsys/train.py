@@ -90,6 +90,7 @@ def train(
     pipe = training_pipeline(config)
     _check_stages(config, pipe)
     loop = _Loop(config, echo, clock)
+    pipe.loader(**_loader_options(config)).close()  # options that are refused leave no run folder behind
     config.make_run_dir()
     journal = config.run_dir / "journal.jsonl"
     tuner = config.make_tuner()
