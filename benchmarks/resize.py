@@ -15,12 +15,19 @@ from _rounds import alternate, arguments, report, spread
 
 import intune
 from intune._compose import build_loader
-from intune._values import Budget
+from intune._values import Allocation, Budget, Snapshot
 from intune.pipeline.options import LoaderOptions
 from intune.testing import EmulatedClock, TokenPool, emulated
-from intune.tuners import Static
 
 ITEM_SECONDS = 0.05
+
+
+class Keep:
+    """A tuner that leaves everything as it is, so that only our changes count."""
+
+    def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """What is in force."""
+        return snapshot.allocation
 
 
 class Counting:
@@ -45,15 +52,16 @@ def run(changes: bool, seconds: float) -> dict[str, float]:
     start = {"from_iterable": 1, "waiting": 16, "work": 8}
     loader = build_loader(
         pipe,
-        LoaderOptions(tuner=Static(start), cpus=8, max_ahead=64),
+        LoaderOptions(tuner=Keep(), cpus=8, max_ahead=64),
         clock=clock,
         budget=lambda: Budget(8, max_threads=64),
     )
+    engine = loader._engine
+    engine.apply(replace(engine.allocation, concurrency=start))
     took: dict[str, list[float]] = {"up": [], "down": []}
     stop = threading.Event()
 
     def change() -> None:
-        engine = loader._engine
         stage = engine.live[2]
         while not stop.wait(0.2):
             for name, value in (("down", 1), ("up", 8)):

@@ -12,19 +12,21 @@ from intune.pipeline.stage import LiveStage
 
 RUN_SECONDS = 1e-3
 """Work that a run of samples is to hold: enough that scheduling costs little, little enough to share out."""
+PROCESS_RUN_SECONDS = 2e-2
+"""The same where a worker process is asked: each question has it wait until a thread of ours gets a CPU again."""
 RUN_SAMPLES = 512
 RUN_BYTES = 1 << 20
 
 
 def run_length(stage: LiveStage) -> int:
     """Samples of the next run by what the stage alone costs a sample."""
-    return _length(stage.sample_seconds)
+    return _length(stage.sample_seconds, stage.pool is not None)
 
 
-def _length(seconds: float | None) -> int:
+def _length(seconds: float | None, process: bool) -> int:
     if seconds is None:
         return 1
-    return max(1, min(RUN_SAMPLES, int(RUN_SECONDS / max(seconds, 1e-9))))
+    return max(1, min(RUN_SAMPLES, int((PROCESS_RUN_SECONDS if process else RUN_SECONDS) / max(seconds, 1e-9))))
 
 
 class SampleNode(Node):
@@ -41,7 +43,8 @@ class SampleNode(Node):
         known = [second for second in seconds if second is not None]
         if len(known) < len(seconds):
             return 1
-        length = min(_length(sum(known)), 2 * self._last_length)
+        process = any(stage.pool is not None for stage in self._stages)
+        length = min(_length(sum(known), process), 2 * self._last_length)
         if self._sample_bytes:
             length = min(length, max(1, int(RUN_BYTES / self._sample_bytes)))
         return length
