@@ -15,7 +15,12 @@ Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 def read_parquet(
-    paths: Paths, *, columns: Sequence[str] | None = None, filesystem: Any = None, block_rows: int = 65_536
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    dictionary_columns: Sequence[str] = (),
+    filesystem: Any = None,
+    block_rows: int = 65_536,
 ) -> Pipeline:
     """Read Parquet files as blocks (`pyarrow.RecordBatch`).
 
@@ -25,13 +30,22 @@ def read_parquet(
     Args:
         paths: A path, glob ("clicks/**/*.parquet") or folder, or a list of them; read in the order of paths.
         columns: Columns to read, in this order; None = all. Others are not read from disk.
+        dictionary_columns: Columns of strings or bytes to be given as dictionary arrays: each distinct value once,
+            and an index a row. Faster where the file stores few distinct values, slower where it stores many.
         filesystem: A pyarrow or fsspec file system, for object stores.
         block_rows: The most rows of a block.
 
     Raises:
         SourceError: If a path is missing or no Parquet file, a column is unknown, or files' schemas do not fit.
     """
-    return Pipeline(ParquetSource(paths, columns=columns, filesystem=filesystem, block_rows=block_rows))
+    source = ParquetSource(
+        paths,
+        columns=columns,
+        dictionary_columns=dictionary_columns,
+        filesystem=filesystem,
+        block_rows=block_rows,
+    )
+    return Pipeline(source)
 
 
 def read_tsv(

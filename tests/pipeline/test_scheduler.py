@@ -494,6 +494,25 @@ class TestSchedulerAlone:
             wait_for(lambda job=job: job.booked)  # type: ignore[misc]
         assert scheduler.close(10) == []
 
+    def test_without_a_free_slot_a_nudge_wakes_nobody_unless_there_may_be_work_without_one(self) -> None:
+        gate, inside = threading.Event(), threading.Event()
+        jobs = [Job(lambda: inside.set() or (gate.wait(50) and None))]
+        scheduler = self.scheduler(jobs, slots=1)
+        with scheduler.lock:
+            scheduler.dispatch()
+        inside.wait(30)
+        waits = Job(lambda: None, holds_slot=False)
+        jobs.append(waits)
+        with scheduler.lock:
+            scheduler.nudge()
+            assert scheduler.threads == 1
+            scheduler.slotless = True
+            scheduler.nudge()
+            assert scheduler.threads == 2
+        wait_for(lambda: waits.booked)
+        gate.set()
+        assert scheduler.close(10) == []
+
     def test_an_interrupt_while_a_thread_is_being_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(thread: threading.Thread) -> None:
             raise KeyboardInterrupt

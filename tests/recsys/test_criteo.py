@@ -190,6 +190,21 @@ def test_made_up_rows_are_read_back(tmp_path: Path, format: Literal["parquet", "
     assert rows_of(read_criteo(tmp_path / f"rows.{format}")).equals(expected_rows(tmp_path / "plain" / "rows.tsv"))
 
 
+def test_repeated_texts_come_as_dictionaries_and_others_as_texts(tmp_path: Path) -> None:
+    """Few distinct values are turned to numbers once each; the rows are the same."""
+    count = 4000
+    few, many = [f"{i % 50:08x}" for i in range(count)], [f"{i:08x}" for i in range(count)]
+    columns = {name: few if name in ("C1", "C26") else many for name in CATEGORY_COLUMNS}
+    table = pa.table({"label": [0] * count, **{name: [1] * count for name in COUNT_COLUMNS}, **columns})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pipe = read_criteo(tmp_path)
+    kinds = pipe.source.schema  # type: ignore[union-attr]
+    assert [name for name in CATEGORY_COLUMNS if pa.types.is_dictionary(kinds.field(name).type)] == ["C1", "C26"]
+    rows = rows_of(pipe)
+    assert rows["C26"].to_pylist() == [i % 50 for i in range(count)]
+    assert rows["C2"].to_pylist() == list(range(count))
+
+
 def converted(**columns: pa.Array) -> pa.RecordBatch:
     """A block of two rows through `CriteoColumns`, zeros but for the given columns."""
     arrays = [columns.get(name, pa.array([0, 0])) for name in ALL_COLUMNS]
@@ -206,6 +221,10 @@ def converted(**columns: pa.Array) -> pa.RecordBatch:
         (pa.array([5, None], pa.int32()), [5, None]),
         (pa.array([2**32 - 1, 0], pa.uint64()), [4294967295, 0]),
         (pa.array(["ff", None]).dictionary_encode(), [255, None]),
+        (pa.array(["ff", ""], pa.large_string()).dictionary_encode(), [255, None]),
+        (pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array(["0a", "no row has this"])), [10, None]),
+        (pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array(["0a", None])), [None, 10]),
+        (pa.array([7, None]).dictionary_encode(), [7, None]),
         (pa.nulls(2, pa.string()), [None, None]),
         (pa.nulls(2, pa.int64()), [None, None]),
     ],
@@ -234,6 +253,7 @@ def test_counts_of_many_types(column: pa.Array, expected: list[int | None]) -> N
     [
         ("C3", pa.array(["0a", "xyz"]), "column 'C3' (string) as C3: row 1: 'xyz' is not a hexadecimal number"),
         ("C3", pa.array(["0a", "123456789"]), "'123456789' is not"),
+        ("C3", pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array(["xyz", "0a"])), "as C3: row 1: 'xyz' is not"),
         ("C3", pa.array([1, -2132644709], pa.int32()), "-2132644709 is negative; a category is 0 to 4294967295"),
         ("C3", pa.array([1, 2**63], pa.uint64()), "column 'C3' (uint64) as C3: Integer value 9223372036854775808"),
         ("C3", pa.array([118.0, 2.0]), "column 'C3' (double) as C3: expected hex strings or integers"),

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+import intune
 from intune._errors import SourceError
 from intune.pipeline.source import BlockSource
 from intune.sources import parquet
@@ -529,3 +530,56 @@ def test_an_fsspec_filesystem(tmp_path: Path) -> None:
         assert column(source, "id") == list(range(10))
     finally:
         memory.store.clear()
+
+
+TEXTS = ["a", None, "bb", "a", "", "bb", "ccc"] * 9
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+@pytest.mark.parametrize("block_rows", [5, 65_536])
+def test_dictionary_columns_have_the_same_values(tmp_path: Path, kind: pa.DataType, block_rows: int) -> None:
+    values = pa.array(TEXTS).cast(kind)
+    file = write(tmp_path / "a.parquet", pa.table({"text": values, "plain": values, "id": range(len(TEXTS))}))
+    source = ParquetSource(file, dictionary_columns=["text"], block_rows=block_rows)
+    assert source.schema.field("text").type == pa.dictionary(pa.int32(), kind)
+    assert source.schema.field("plain").type == kind
+    assert column(source, "text") == column(source, "plain") == values.to_pylist()
+
+
+def test_dictionary_columns_of_files_that_differ(tmp_path: Path) -> None:
+    table = pa.table({"text": TEXTS})
+    write(tmp_path / "a.parquet", table)
+    write(tmp_path / "b.parquet", table, use_dictionary=False)
+    source = ParquetSource(tmp_path, dictionary_columns=["text"])
+    assert pa.types.is_dictionary(source.schema.field("text").type)
+    assert column(source, "text") == TEXTS * 2
+    write(tmp_path / "c.parquet", pa.table({"text": pa.array(TEXTS).dictionary_encode()}))
+    assert column(ParquetSource(tmp_path / "c.parquet", dictionary_columns=["text"]), "text") == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["id"], "dictionary columns must be strings or bytes, but 'id' is int64"),
+        (["nope"], "dictionary column 'nope' is not read; the columns are ['id', 'odd']"),
+    ],
+)
+def test_dictionary_columns_that_cannot_be(tmp_path: Path, names: list[str], message: str) -> None:
+    file = groups_of(tmp_path / "a.parquet", [3])
+    with pytest.raises(SourceError, match=re.escape(message)):
+        ParquetSource(file, dictionary_columns=names)
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_dictionary_columns_are_shuffled_and_batched(tmp_path: Path, executor: Literal["thread", "process"]) -> None:
+    for part in range(3):  # other dictionaries in other files
+        values = [f"{part}-{i % 7}" for i in range(40)]
+        write(tmp_path / f"{part}.parquet", pa.table({"text": values, "id": range(part * 40, part * 40 + 40)}))
+    pipe = intune.read_parquet(tmp_path, dictionary_columns=["text"]).map(_as_it_is, executor=executor)
+    with pipe.shuffle(rows=100, seed=1).batch(16).loader(cpus=2) as loader:
+        rows = [row for batch in loader for row in batch.to_pylist()]
+    assert sorted((row["id"], row["text"]) for row in rows) == [(i, f"{i // 40}-{i % 40 % 7}") for i in range(120)]
+
+
+def _as_it_is(block: pa.RecordBatch) -> pa.RecordBatch:
+    return block

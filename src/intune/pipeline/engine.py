@@ -387,6 +387,7 @@ class Engine:
             stage.refresh(slots, share)
         ahead = self.options.max_ahead
         most = max([slots, *(stage.cap for stage in self.live if stage.info.waits)])
+        self.scheduler.slotless = waiting > 0
         self.scheduler.spare = slots + sum(stage.cap for stage in self.live if stage.info.waits)
         self.context.max_ahead = ahead if ahead is not None else most + max(4, most // 2)
 

@@ -10,9 +10,10 @@ from intune.pipeline.blocks import (
     block_bytes,
     block_concat,
     block_copy,
-    block_gather,
     block_rows,
     block_slice,
+    block_take,
+    gather_arrays,
 )
 from intune.pipeline.calls import Flow
 from intune.pipeline.footprint import footprint
@@ -23,14 +24,17 @@ _ROWS_A_PIECE = 256
 
 
 class WindowData:
-    """A window's rows as workers need them: the permutation, and its pieces, put together where that pays."""
+    """A window's rows as workers need them, its pieces put together where that pays.
+
+    Where they are not, `_piece_of` says in which piece a place's row is, and `_permutation` which row of it.
+    """
 
     def __init__(self, window: Window, flow: Flow, emit: int) -> None:
         self._lock = threading.Lock()
         self._window, self._flow, self._emit = window, flow, emit
         self._permutation: Any = None
         self._pieces: list[Any] = []
-        self._starts: Any = None
+        self._piece_of: Any = None
         self.source_rows = source_rows(window.pieces)
 
     def take(self, start: int, stop: int) -> Any:
@@ -42,21 +46,27 @@ class WindowData:
         if self._flow == "sample":
             samples = self._pieces
             return [samples[row] for row in chosen.tolist()]
-        return block_gather(self._pieces, self._starts, chosen)
+        if self._piece_of is None:
+            return block_take(self._pieces[0], chosen)
+        return gather_arrays(self._pieces, self._piece_of[start:stop], chosen)
 
     def _prepare(self) -> None:
         pieces = [cut(piece, self._flow) for piece in self._window.pieces]
+        permutation = self._window.permutation()
         if self._flow == "sample":
             self._pieces = [sample for piece in pieces for sample in piece]
-        else:
-            sparse = self._emit < _ROWS_A_PIECE * len(pieces)
-            # Arrow's take of a chunked column costs several times that of one array, for strings above all.
-            if len(pieces) > 1 and (sparse or not isinstance(pieces[0], dict)):
-                pieces = [block_concat(pieces)]
-                self._let_go()
+        elif isinstance(pieces[0], dict) and 1 < len(pieces) <= self._emit // _ROWS_A_PIECE:
+            sizes = [block_rows(piece) for piece in pieces]
+            kind = np.uint16 if len(pieces) <= 1 << 16 else np.uint32
+            self._piece_of = np.repeat(np.arange(len(pieces), dtype=kind), sizes)[permutation]
+            permutation -= (np.cumsum(sizes) - sizes)[self._piece_of]
             self._pieces = pieces
-            self._starts = np.concatenate([[0], np.cumsum([block_rows(piece) for piece in pieces])])
-        self._permutation = self._window.permutation()
+        else:
+            # Arrow's take of a chunked column costs several times that of one array, for strings above all.
+            self._pieces = [block_concat(pieces)]
+            if len(pieces) > 1:
+                self._let_go()
+        self._permutation = permutation
 
     def _let_go(self) -> None:
         """Drop what was copied, but for what the next window needs too: two copies were never paid for."""

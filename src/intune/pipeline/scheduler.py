@@ -67,7 +67,8 @@ class Scheduler:
         max_threads: The most threads.
 
     `observe` is called before a finished task is booked: what it sees is how things stood until then.
-    `spare` is how many idle threads are kept for later; of more, each ends by itself.
+    `spare` is how many idle threads are kept for later; of more, each ends by itself. `slotless` says whether
+    there may be tasks that hold no slot: without them nobody is woken to look for work while no slot is free.
     """
 
     def __init__(self, name: str, slots: int, max_threads: int) -> None:
@@ -77,6 +78,7 @@ class Scheduler:
         self.peak_used = 0
         self.max_threads = max_threads
         self.spare = slots
+        self.slotless = False
         self.pick: Callable[[bool], Task | None] = lambda slot_free: None
         self.observe: Callable[[], None] = lambda: None
         self._name = name
@@ -103,9 +105,9 @@ class Scheduler:
 
         It takes no task itself: an interrupt would lose it. `sure`: also where no slot is free.
         """
-        if self._closed:
+        if self._closed or not (sure or self.slotless or self.used < self.slots):
             return
-        if self._idle or (len(self._workers) < self.max_threads and (sure or self.used < self.slots)):
+        if self._idle or len(self._workers) < self.max_threads:
             self._hand(None)
 
     def owns(self, thread: threading.Thread) -> bool:

@@ -138,10 +138,11 @@ class FieldParser:
         return lines.text(line).decode(errors="backslashreplace").split(self._delimiter)
 
     def _hex(self, field: pa.Field, column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.Array:
+        # Joined first: a call for each chunk would take the interpreter lock thousands of times a unit.
+        strings = _joined(column)
         try:
-            return _joined(pa.chunked_array([hex_to_int64(chunk) for chunk in column.chunks], pa.int64()))
+            return hex_to_int64(strings)
         except SourceError:
-            strings = _joined(column)
             row = first_non_hex(strings)
             if row is None:
                 raise

@@ -32,6 +32,7 @@ class ParquetSource:
         paths: Paths,
         *,
         columns: Sequence[str] | None = None,
+        dictionary_columns: Sequence[str] = (),
         filesystem: Any = None,
         block_rows: int = 65_536,
     ) -> None:
@@ -40,12 +41,15 @@ class ParquetSource:
         Args:
             paths: Files, folders or patterns, see `find_files`.
             columns: Names of top-level columns, in the order in which they come out; None: all.
+            dictionary_columns: Columns of strings or bytes that come out as dictionary arrays, which saves making
+                every string anew where the file stores them through a dictionary, and costs time where it doesn't.
             filesystem: A pyarrow or fsspec filesystem. None: the local one, or what a URI says.
             block_rows: Most rows of a block, at least 1.
 
         Raises:
-            SourceError: If a path is missing, a file is not a whole Parquet file, a column is missing, or the
-                files have types that cannot be joined without loss (see `merge_schemas`).
+            SourceError: If a path is missing, a file is not a whole Parquet file, a column is missing, the
+                files have types that cannot be joined without loss (see `merge_schemas`), or a dictionary column has
+                another type.
         """
         check_columns(columns)
         if block_rows < 1:
@@ -56,8 +60,10 @@ class ParquetSource:
         self._footers = FooterCache()
         self._unit_files, self._unit_groups, self._unit_rows, self._bounds = (array("q") for _ in range(4))
         schemas = self._scan()
-        self.schema: pa.Schema = merge_schemas(schemas, self._columns)
-        self._width = sum(_cast_width(field, schemas) for field in self.schema)
+        joined = merge_schemas(schemas, self._columns)
+        self._width = sum(_cast_width(field, schemas) for field in joined)
+        self._dictionary = list(dictionary_columns)
+        self.schema: pa.Schema = _with_dictionaries(joined, self._dictionary)
 
     def identity(self) -> dict[str, Any]:
         """JSON that tells this source from another: files by relative path and size, options, never contents."""
@@ -104,6 +110,7 @@ class ParquetSource:
             parquet = pq.ParquetFile(
                 stream,
                 metadata=self._footers.get(file),
+                read_dictionary=self._dictionary,
                 pre_buffer=False,
                 buffer_size=READ_AHEAD if left > self._block_rows else 0,  # without: whole columns of the group
             )
@@ -140,7 +147,12 @@ class ParquetSource:
         columns = []
         for field in self.schema:
             column = batch.column(field.name)
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            if column.type != field.type:
+                if pa.types.is_dictionary(field.type):
+                    column = column.cast(field.type.value_type).dictionary_encode()
+                else:
+                    column = column.cast(field.type)
+            columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _wrong_rows(self, unit: int, found: int, expected: int) -> SourceError:
@@ -148,6 +160,23 @@ class ParquetSource:
             f"{self.describe(unit)}: got {found:,} rows instead of {expected:,} in a block. If a column has more than "
             f"2 GiB of text in {self._block_rows:,} rows, lower block_rows; else the file has changed or is damaged"
         )
+
+
+def _with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    for name in names:
+        if name not in schema.names:
+            raise SourceError(f"dictionary column {name!r} is not read; the columns are {schema.names}")
+        position = schema.get_field_index(name)
+        field, types = schema.field(position), pa.types
+        kind = field.type
+        if types.is_dictionary(kind):
+            continue
+        if not (
+            types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
+        ):
+            raise SourceError(f"dictionary columns must be strings or bytes, but {name!r} is {kind}")
+        schema = schema.set(position, field.with_type(pa.dictionary(pa.int32(), kind)))
+    return schema
 
 
 def _cast_width(field: pa.Field, schemas: list[tuple[str, pa.Schema]]) -> int:
