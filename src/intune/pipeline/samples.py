@@ -12,7 +12,7 @@ from intune.pipeline.stage import LiveStage
 
 RUN_SECONDS = 1e-3
 """Work that a run of samples is to hold: enough that scheduling costs little, little enough to share out."""
-PROCESS_RUN_SECONDS = 2e-2
+PROCESS_RUN_SECONDS = 4e-2
 """The same where a worker process is asked: each question has it wait until a thread of ours gets a CPU again."""
 RUN_SAMPLES = 512
 RUN_BYTES = 1 << 20

@@ -1,0 +1,216 @@
+import copy
+import gc
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import intune
+from intune.testing import ManualClock
+
+
+class Loader:
+    """Batches 0, 1, ... that each take so many seconds of a clock to come, and what a user asks of a loader."""
+
+    def __init__(self, clock: ManualClock, waits: list[float], last: float = 0.0) -> None:
+        self.clock, self.waits, self.last, self.epoch = clock, waits, last, 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number, wait in enumerate(self.waits):
+            self.clock.advance(wait)
+            yield number
+        self.clock.advance(self.last)
+
+    def __len__(self) -> int:
+        return len(self.waits)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def watched(waits: list[float], steps: float, passes: int = 1, **options: Any) -> tuple[Any, list[str], list[int]]:
+    """Loop over a loader with so many seconds a step; the watched loader, the lines, the batches."""
+    clock, lines, seen = ManualClock(), [], []
+    loader = intune.watch(Loader(clock, waits), report=lines.append, clock=clock, **options)
+    for _ in range(passes):
+        for batch in loader:
+            seen.append(batch)
+            clock.advance(steps)
+    return loader, lines, seen
+
+
+def test_a_loop_that_waits() -> None:
+    loader, lines, seen = watched([3.0, 1.0, 1.0, 1.0], steps=1.0)
+    report = loader.report()
+    assert seen == [0, 1, 2, 3]
+    assert (report.batches, report.seconds, report.wait_seconds, report.first_wait_seconds) == (4, 10.0, 6.0, 3.0)
+    assert (report.wait_share, report.limited, report.largest_speedup) == (0.6, True, 2.5)
+    assert report.wait_largest_seconds == 3.0
+    assert report.wait_median_seconds == pytest.approx(1.0, rel=0.42)
+    assert lines == [
+        "intune: the loop waited for data 60.0 % of the time (4 batches in 10.0 s; a batch took 741 ms, the slowest "
+        "3.0 s). The loader is a limit: with every batch ready the loop would be 2.50 times as fast."
+    ]
+
+
+def test_a_loop_that_does_not_wait() -> None:
+    loader, lines, _ = watched([0.01] * 100, steps=1.0)
+    assert loader.report().limited is False
+    assert loader.report().wait_share == pytest.approx(0.01 / 1.01)
+    assert lines[0].endswith("The loader is not the limit: what the loop does with the batches is.")
+
+
+def test_starting_that_takes_most_of_the_waiting_is_said_apart() -> None:
+    _, lines, _ = watched([5.0, 0.1, 0.1], steps=2.0)
+    assert "5.0 s of it before the first one" in lines[0]
+
+
+def test_each_pass_has_its_line_and_the_report_has_all() -> None:
+    loader, lines, seen = watched([1.0, 1.0], steps=1.0, passes=3)
+    assert len(lines) == 3
+    assert all("50.0 % of the time (2 batches in 4.0 s" in line for line in lines)
+    report = loader.report()
+    assert (report.batches, report.seconds, report.wait_seconds, report.first_wait_seconds) == (6, 12.0, 6.0, 3.0)
+    assert seen == [0, 1] * 3
+
+
+def test_lines_while_a_pass_goes_on() -> None:
+    _, lines, _ = watched([1.0] * 10, steps=1.0, every=6.0)
+    assert [line.split("(")[1].split(" in")[0] for line in lines] == [
+        "4 batches",
+        "7 batches",
+        "10 batches",
+        "10 batches",
+    ]
+
+
+def test_waiting_for_the_end_counts() -> None:
+    clock, lines = ManualClock(), []
+    loader = intune.watch(Loader(clock, [1.0], last=7.0), report=lines.append, clock=clock)
+    assert list(loader) == [0]
+    assert loader.report().wait_seconds == 8.0
+    assert loader.report().largest_speedup is None
+    assert lines[0].endswith("The loop did nothing but wait.")
+
+
+def test_a_loop_that_is_left_early_is_reported_once() -> None:
+    clock, lines = ManualClock(), []
+    loader = intune.watch(Loader(clock, [1.0] * 5), report=lines.append, clock=clock)
+    for batch in loader:
+        clock.advance(1.0)
+        if batch == 2:
+            break
+    gc.collect()
+    assert len(lines) == 1
+    assert "3 batches" in lines[0]
+
+
+def test_an_error_of_the_loader_passes_through_and_is_reported() -> None:
+    class BrokenError(Exception):
+        pass
+
+    def broken() -> Iterator[int]:
+        yield 1
+        raise BrokenError("as it was")
+
+    lines: list[str] = []
+    with pytest.raises(BrokenError, match="as it was"):
+        list(intune.watch(broken(), report=lines.append))
+    assert len(lines) == 1
+
+
+def test_it_looks_like_the_loader() -> None:
+    loader, _, _ = watched([1.0, 1.0], steps=1.0)
+    assert len(loader) == 2
+    loader.set_epoch(5)
+    assert loader.epoch == 5
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = loader.no_such
+    with pytest.raises(TypeError, match="has no len"):
+        len(intune.watch(iter([1])))
+
+
+def test_a_loader_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    dataset = torch.utils.data.TensorDataset(torch.arange(10))
+    loader = intune.watch(torch.utils.data.DataLoader(dataset, batch_size=4), report=lambda line: None)
+    assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert (len(loader), loader.batch_size, loader.dataset) == (3, 4, dataset)
+    assert loader.report().batches == 3
+
+
+def test_a_loader_of_ours() -> None:
+    with intune.from_iterable(range(10)).batch(4).loader(cpus=1) as loader:
+        watched = intune.watch(loader, report=lambda line: None)
+        assert [batch.tolist() for batch in watched] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert watched.report().batches == watched.stats().batches == 3
+
+
+def test_copies() -> None:
+    loader = intune.watch([1, 2, 3])
+    assert list(copy.copy(loader)) == list(pickle.loads(pickle.dumps(loader))) == [1, 2, 3]
+
+
+def test_nothing_asked_and_nothing_there() -> None:
+    lines: list[str] = []
+    loader = intune.watch([], report=lines.append)
+    assert str(loader.report()) == "the loop has not asked for data yet"
+    assert (loader.report().limited, loader.report().wait_share, loader.report().wait_p99_seconds) == (None,) * 3
+    assert list(loader) == []
+    assert "0 batches" in lines[0]
+
+
+def test_lines_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(intune.watch([1])) == [1]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("intune: the loop waited for data ")
+
+
+def test_batches_are_not_kept_alive() -> None:
+    class Batch:
+        alive = 0
+
+        def __init__(self) -> None:
+            Batch.alive += 1
+
+        def __del__(self) -> None:
+            Batch.alive -= 1
+
+    loader = intune.watch(Batch() for _ in range(3))
+    for batch in loader:
+        assert Batch.alive == 1
+        del batch
+        assert Batch.alive == 0
+
+
+@pytest.mark.parametrize("every", [0, -1.0, float("nan")])
+def test_intervals_that_make_no_sense(every: float) -> None:
+    with pytest.raises(ValueError, match="every must be a number of seconds above 0"):
+        intune.watch([], every=every)
+
+
+def test_what_is_not_iterable() -> None:
+    with pytest.raises(TypeError, match="an iterable of batches, got int"):
+        intune.watch(5)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), max_size=30))
+def test_times_add_up(times: list[tuple[int, int]]) -> None:
+    """Wait and step microseconds of each batch."""
+    clock, lines = ManualClock(), []
+    loader = intune.watch(Loader(clock, [wait * 1e-6 for wait, _ in times]), report=lines.append, clock=clock)
+    for (_, step), _ in zip(times, loader, strict=True):
+        clock.advance(step * 1e-6)
+    report = loader.report()
+    waits = sorted(wait * 1e-6 for wait, _ in times)
+    assert report.batches == len(times)
+    assert report.wait_seconds == pytest.approx(sum(waits), abs=1e-9)
+    assert report.seconds == pytest.approx(sum(wait + step for wait, step in times) * 1e-6, abs=1e-9)
+    if waits:
+        median = waits[(len(waits) + 1) // 2 - 1]
+        assert report.wait_largest_seconds == pytest.approx(waits[-1], abs=1e-9)
+        assert report.wait_median_seconds == pytest.approx(median, rel=0.42, abs=1e-6)
