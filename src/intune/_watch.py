@@ -243,7 +243,7 @@ def _quantile(waits: list[int], share: float, largest: float) -> float | None:
     for power, count in enumerate(waits):
         left -= count
         if count and left <= 0:
-            return min(2.0 ** (power - 0.5) * 1e-6, largest)
+            return min(float(2.0 ** (power - 0.5)) * 1e-6, largest)
     return None
 
 
