@@ -1,56 +1,99 @@
-"""Made-up rows in Criteo's format with a label that can be learnt, the same for the same seed.
+"""Made-up click logs in Criteo's format, as skewed, gappy and dependent as the real ones, with a label to be learnt.
 
-Categories follow a Zipf-like law, counts are log-normal with missing values, and the label is drawn from a
-logistic function of three counts and four categories. It is a workload for trials, not a model of real clicks.
+Rows are drawn from facts about the Kaggle file (`criteo_facts`): its vocabularies, quantiles, absences and
+dependencies. The label is not: it is drawn from a known probability (`truth`), so that the best AUC is known, too.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 
 from intune._errors import PipelineError
-from intune.recsys.criteo import CATEGORY_COLUMNS, COUNT_COLUMNS, criteo_schema
+from intune.recsys.clicks import Chunk, draw_chunk
+from intune.recsys.truth import IdealAuc
+from intune.recsys.write import FileFormat, check_new, write_batches
 
 CHUNK_ROWS = 65_536
 
-_VOCABULARIES = np.geomspace(4, 1_000_000, len(CATEGORY_COLUMNS)).astype(np.int64)
-_BASE_LOGIT = -1.8
-_LABEL_CATEGORIES = (2, 4, 6, 8)
-_LABEL_COUNTS = (0, 3, 7)
-_MISSING_CATEGORY_SHARE = 0.03
-_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+@dataclass(frozen=True)
+class Written:
+    """What a file got.
+
+    Attributes:
+        path: The file.
+        rows: Rows in it.
+        size_bytes: Its size.
+        ideal_auc: The AUC on these rows of a model that knows their click probabilities, in expectation over labels;
+            None for no rows.
+    """
+
+    path: Path
+    rows: int
+    size_bytes: int
+    ideal_auc: float | None
 
 
-def generate_rows(rows: int, *, seed: int = 0) -> Iterator[pa.RecordBatch]:
+def generate_rows(rows: int, *, seed: int = 0, day: int = 0, drift: float = 0.0) -> Iterator[pa.RecordBatch]:
     """Draw rows in batches of `CHUNK_ROWS`; a longer run begins with the rows of a shorter one of whole batches.
+
+    The memory does not depend on how many rows are drawn.
 
     Args:
         rows: How many, at least 0.
-        seed: Same seed, same rows.
+        seed: Same seed, same rows; at least 0.
+        day: Another day has other rows, at least 0.
+        drift: What share of each vocabulary is replaced from one day to the next, 0 to 1, and by how much the logits
+            of clicks and of absences move (`clicks.draw_chunk`). With 0 all days have the same distribution.
 
-    Yields:
-        Record batches with the columns of `criteo_schema`; about a quarter of the labels are 1.
+    Returns:
+        Record batches with the columns of `criteo_schema`, drawn one at a time.
+
+    Raises:
+        PipelineError: If a number is out of its range.
     """
-    for chunk, start in enumerate(range(0, rows, CHUNK_ROWS)):
-        yield _draw(min(CHUNK_ROWS, rows - start), np.random.default_rng((seed, chunk)))
+    return (chunk.batch for chunk in _chunks(rows, seed, day, drift))
+
+
+def stated_auc(*, rows: int = 4 * CHUNK_ROWS, seed: int = 0, day: int = 0, drift: float = 0.0) -> float:
+    """The AUC that an ideal model reaches on rows of this distribution: the bound for any other, luck aside.
+
+    Rows are drawn and scored by their true logits, and each counts as a click by its true probability
+    (`truth.IdealAuc`), so the figure has no noise of labels; that of the rows is below 0.001 for the default number.
+
+    Args:
+        rows: How many rows to draw, at least 1.
+        seed: As of `generate_rows`.
+        day: As of `generate_rows`; without drift all days have the same.
+        drift: As of `generate_rows`.
+
+    Raises:
+        PipelineError: If a number is out of its range.
+    """
+    ideal = IdealAuc()
+    for chunk in _chunks(rows, seed, day, drift):
+        ideal.add(chunk.logit)
+    if ideal.value is None:
+        raise PipelineError(f"rows must be at least 1, got {rows}")
+    return ideal.value
 
 
 def write_criteo(
     path: str | os.PathLike[str],
     rows: int,
     *,
-    format: Literal["parquet", "tsv"] = "parquet",
+    format: FileFormat = "parquet",
     hex_strings: bool = False,
     seed: int = 0,
-) -> None:
-    """Write made-up rows to one new file.
+    day: int = 0,
+    drift: float = 0.0,
+    progress: Callable[[int], object] | None = None,
+) -> Written:
+    """Write made-up rows to one new file, which appears when it is whole.
 
     Args:
         path: The file; its folder is made where needed. An existing file is never overwritten.
@@ -58,72 +101,89 @@ def write_criteo(
         format: "parquet" (a row group for each `CHUNK_ROWS` rows) or "tsv" (as Criteo ships it, without header).
         hex_strings: Whether Parquet holds categories as strings of 8 hex digits; text always does.
         seed: Same seed, same rows in both formats.
+        day: As of `generate_rows`.
+        drift: As of `generate_rows`.
+        progress: Called after each chunk with the rows drawn so far.
 
     Raises:
         FileExistsError: If the file is there.
-        PipelineError: If the format is unknown or rows is negative.
+        PipelineError: If the format is unknown or a number is out of its range.
+        IntuneError: If the file cannot be written, as on a full disk; nothing is left of it.
     """
-    if format not in ("parquet", "tsv"):
-        raise PipelineError(f"format must be 'parquet' or 'tsv', got {format!r}")
-    if rows < 0:
-        raise PipelineError(f"rows must be at least 0, got {rows}")
+    ideal = IdealAuc()
+
+    def batches(chunks: Iterator[Chunk]) -> Iterator[pa.RecordBatch]:
+        done = 0
+        for chunk in chunks:
+            yield chunk.batch
+            ideal.add(chunk.logit)
+            done += chunk.batch.num_rows
+            if progress:
+                progress(done)
+
     target = Path(path)
-    if target.exists():
-        raise FileExistsError(f"{target} is there already; name a new file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".tmp")  # readers ignore these, should the writing be broken off
-    text = hex_strings or format == "tsv"
-    schema = _text_schema() if text else criteo_schema()
-    with open(partial, "wb") as file, _writer(file, format, schema) as writer:
-        for batch in generate_rows(rows, seed=seed):
-            writer.write_batch(_with_hex_strings(batch) if text else batch)
-    partial.rename(target)
+    write_batches(target, batches(_chunks(rows, seed, day, drift)), format, hex_strings)
+    return Written(target, rows, target.stat().st_size, ideal.value)
 
 
-def _writer(file: IO[bytes], format: str, schema: pa.Schema) -> Any:
-    if format == "parquet":
-        return pq.ParquetWriter(file, schema)
-    options = pacsv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    return pacsv.CSVWriter(file, schema, write_options=options)
+def write_days(
+    folder: str | os.PathLike[str],
+    rows: int,
+    *,
+    days: int,
+    format: FileFormat = "parquet",
+    hex_strings: bool = False,
+    seed: int = 0,
+    drift: float = 0.0,
+    progress: Callable[[int], object] | None = None,
+) -> Iterator[Written]:
+    """Write the days `day_0`, `day_1`, ... of a log, a file each; Parquet files end in `.parquet`.
+
+    Args:
+        folder: Where; made where needed. If any of the files is there, none is written.
+        rows: How many in each file.
+        days: How many files, at least 1.
+        format: As of `write_criteo`.
+        hex_strings: As of `write_criteo`.
+        seed: As of `write_criteo`.
+        drift: As of `generate_rows`.
+        progress: Called after each chunk with the rows drawn so far, of all days.
+
+    Yields:
+        What each file got, when it is whole. The next is written when the next is asked for.
+
+    Raises:
+        FileExistsError: If one of the files is there.
+        PipelineError: If the format is unknown or a number is out of its range.
+        IntuneError: If a file cannot be written; those before it stay.
+    """
+    if days < 1:
+        raise PipelineError(f"days must be at least 1, got {days}")
+    ending = ".parquet" if format == "parquet" else ""
+    files = [Path(folder) / f"day_{day}{ending}" for day in range(days)]
+    for file in files:
+        check_new(file, format)
+
+    def write(day: int) -> Written:
+        def said(done: int) -> None:
+            if progress:
+                progress(day * rows + done)
+
+        return write_criteo(
+            files[day], rows, format=format, hex_strings=hex_strings, seed=seed, day=day, drift=drift, progress=said
+        )
+
+    return map(write, range(days))
 
 
-def _draw(rows: int, random: np.random.Generator) -> pa.RecordBatch:
-    logit = np.full(rows, _BASE_LOGIT)
-    counts, categories = [], []
-    for j in range(len(COUNT_COLUMNS)):
-        log_count = random.normal(0.4 * j, 1.5, rows)
-        missing = random.random(rows) < j * 7 % 13 / 26
-        count = np.minimum(np.exp(log_count), 2**31 - 1).astype(np.int64)
-        if j == 1:
-            count -= 2  # as in the real data, one column has a few negative counts
-        if j in _LABEL_COUNTS:
-            logit += np.where(missing, 0, 0.6 * (log_count - 0.4 * j))
-        counts.append(pa.array(count, mask=missing))
-    for j, vocabulary in enumerate(_VOCABULARIES):
-        rank = np.power(float(vocabulary), random.random(rows)).astype(np.int64)
-        missing = random.random(rows) < _MISSING_CATEGORY_SHARE
-        if j in _LABEL_CATEGORIES:
-            logit += np.where(missing, 0, 1.5 * np.sin(12.9898 * rank + j))
-        # An odd factor modulo 2**32 scatters the ranks over all 32 bits and lets no two of a column collide.
-        categories.append(pa.array((rank + 1_000_003 * j) * 2_654_435_761 & 0xFFFFFFFF, mask=missing))
-    label = (random.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.int32)
-    return pa.RecordBatch.from_arrays([pa.array(label), *counts, *categories], schema=criteo_schema())
-
-
-def _with_hex_strings(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [_hex(batch[name]) if name in CATEGORY_COLUMNS else batch[name] for name in batch.schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=_text_schema())
-
-
-def _text_schema() -> pa.Schema:
-    return pa.schema([f.with_type(pa.string()) if f.name in CATEGORY_COLUMNS else f for f in criteo_schema()])
-
-
-def _hex(column: pa.Array) -> pa.Array:
-    """Write int64 categories as 8 hex digits each, whole column at once."""
-    octets = column.fill_null(0).to_numpy().astype(">u4").view(np.uint8).reshape(-1, 4)
-    digits = _HEX_DIGITS[np.stack([octets >> 4, octets & 15], axis=-1)]
-    offsets = np.arange(0, 8 * len(column) + 1, 8, dtype=np.int32)
-    buffers = [pa.py_buffer(offsets), pa.py_buffer(digits.tobytes())]
-    strings = pa.StringArray.from_buffers(len(column), *buffers)
-    return pc.if_else(column.is_valid(), strings, pa.scalar(None, pa.string()))
+def _chunks(rows: int, seed: int, day: int, drift: float) -> Iterator[Chunk]:
+    for name, number in (("rows", rows), ("seed", seed), ("day", day)):
+        if number < 0:
+            raise PipelineError(f"{name} must be at least 0, got {number}")
+    if not 0 <= drift <= 1:
+        raise PipelineError(f"drift must be from 0 to 1, got {drift}")
+    starts = enumerate(range(0, rows, CHUNK_ROWS))
+    return (
+        draw_chunk(min(CHUNK_ROWS, rows - start), np.random.default_rng((seed, day, chunk)), drift=day * drift)
+        for chunk, start in starts
+    )
