@@ -10,14 +10,13 @@ CACHE ?= .cache
 ARGS ?=
 
 BIN := $(VENV)/bin
-ROWS := $(CACHE)/clicks.parquet
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: run test lint types bench clean
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.run-installed $(ROWS)
-	$(BIN)/intune train $(ROWS) --epochs 1 --seconds 60 $(ARGS)
+run: $(VENV)/.run-installed
+	XDG_CACHE_HOME=$(abspath $(CACHE)) $(BIN)/intune train --epochs 1 --seconds 60 $(ARGS)
 
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest $(ARGS)
@@ -47,6 +46,3 @@ $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[recsys]'
 	touch $@
-
-$(ROWS): | $(VENV)/.run-installed
-	$(BIN)/intune generate $@ --rows 500000

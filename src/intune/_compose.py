@@ -187,7 +187,7 @@ def build_loader(
         lambda name, target, changed: ProcessPool(name, target, on_change=changed),
     )
     try:
-        kept = Journal(None if options.journal is None else Path(options.journal), clock=clock)
+        kept = _open_journal(options.journal, clock)
         watched = _Watched(engine)
         controller = Controller(watched, decide, budget=budget, guard=Guard(), journal=kept, clock=clock)
         controller.step()  # the first allocation, before anything runs
@@ -195,6 +195,28 @@ def build_loader(
     except BaseException:
         engine.close()
         raise
+
+
+def _open_journal(path: str | os.PathLike[str] | None, clock: Clock) -> Journal:
+    """The journal.
+
+    Raises:
+        PipelineError: If its file cannot be written.
+    """
+    if path is None:
+        return Journal(None, clock=clock)
+    file = Path(path)
+    try:
+        return Journal(file, clock=clock)
+    except OSError as error:
+        if os.path.isdir(file):
+            advice = f"it is a folder: name a file in it, such as {file / 'journal.jsonl'}"
+        elif not os.path.isdir(file.parent):
+            advice = f"there is no folder {file.parent}: make it first, or name a file in one that is there"
+        else:
+            advice = "give a path that this user may write to, or None to keep the journal in memory only"
+        why = error.strerror or type(error).__name__
+        raise PipelineError(f"journal={str(path)!r} cannot be written ({why}); {advice}") from error
 
 
 def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune._machine import System, file_descriptors, process_limit, shared_memory_free_bytes, thread_limit
+from intune._machine import (
+    System,
+    TaskLimit,
+    file_descriptors,
+    memfd_works,
+    process_limit,
+    shared_memory_bytes,
+    shared_memory_free_bytes,
+    task_limits,
+    thread_limit,
+)
 
 POINT = "/sys/fs/cgroup/pids"
 
@@ -77,9 +87,23 @@ def test_a_user_limit_does_not_bind_the_superuser(user_tasks: Any, monkeypatch: 
     assert thread_limit(user_tasks.system(soft_limit=_nproc(46))) == 64
 
 
+def test_every_limit_on_tasks_with_its_file(user_tasks: Any) -> None:
+    user_tasks.mount("v2", POINT, group="/pod/job")
+    user_tasks.level(f"{POINT}/pod", {"pids.max": "100\n", "pids.current": "7\n"})
+    user_tasks.level(f"{POINT}/pod/job", {"pids.max": "50\n"})
+    root = user_tasks.root
+    assert task_limits(user_tasks.system(soft_limit=_nproc(46))) == [
+        TaskLimit(50, None, f"{root}{POINT}/pod/job/pids.max"),
+        TaskLimit(100, 7, f"{root}{POINT}/pod/pids.max"),
+        TaskLimit(46, 6, "RLIMIT_NPROC"),
+    ]
+
+
 def test_open_files_of_this_process() -> None:
     before = file_descriptors(System())
-    assert before.limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = {resource.RLIM_INFINITY: None}
+    assert (before.limit, before.hard_limit) == (endless.get(soft, soft), endless.get(hard, hard))
     with open(os.devnull) as first, open(os.devnull) as second:
         after = file_descriptors(System())
         assert (first.closed, second.closed) == (False, False)
@@ -95,5 +119,17 @@ def test_shared_memory(machine: Any) -> None:
     assert shared_memory_free_bytes(machine.system()) is None
     (machine.root / "dev/shm").mkdir(parents=True)
     free = shared_memory_free_bytes(machine.system())
+    size = shared_memory_bytes(machine.system())
     assert free is not None
-    assert free > 0
+    assert size is not None
+    assert 0 < free <= size
+
+
+def test_memory_can_be_shared_with_workers_unless_the_call_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memfd_works()
+
+    def forbidden(name: str) -> int:
+        raise PermissionError(name)
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    assert not memfd_works()

@@ -13,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intune._clock import SystemClock
-from intune._machine import MemoryMeter, System, available_memory_bytes, memory_limit, physical_memory_bytes
+from intune._machine import (
+    MemoryLimit,
+    MemoryMeter,
+    System,
+    available_memory_bytes,
+    memory_limit,
+    memory_limits,
+    own_memory,
+    physical_memory_bytes,
+    swap_bytes,
+    used_of_limit,
+)
 
 POINT = "/sys/fs/cgroup"
 V1 = f"{POINT}/memory"
@@ -47,6 +58,35 @@ def test_physical_and_available_memory(machine: Any, machine_at: Any, tmp_path: 
     assert physical_memory_bytes(machine.system()) == 8 * GIB
     assert available_memory_bytes(machine.system()) == 5 * GIB
     assert physical_memory_bytes(machine_at(tmp_path / "none").system()) is None
+
+
+def test_each_limit_with_what_is_used_of_it(machine: Any) -> None:
+    machine.mount("v2", POINT, group="/pod/job")
+    machine.level(f"{POINT}/pod", {"memory.max": f"{6 * GIB}\n", "memory.stat": f"anon {GIB}\nshmem 24\n"})
+    machine.level(f"{POINT}/pod/job", {"memory.max": f"{4 * GIB}\n"})
+    machine.write("/proc/self/status", "VmSize:\t300 kB\nRssAnon:\t20 kB\nRssFile:\t9 kB\nRssShmem:\t1 kB\n")
+    system = machine.system(soft_limit=lambda kind: 7 * GIB if kind == resource.RLIMIT_AS else None)
+    limits = memory_limits(system)
+    names = [limit.read_from.removeprefix(str(machine.root)) for limit in limits]
+    job, pod = f"{POINT}/pod/job/memory", f"{POINT}/pod/memory"
+    assert names == [f"{job}.max", f"{pod}.max", "RLIMIT_AS", "MemTotal in /proc/meminfo"]
+    used = [used_of_limit(system, limit) for limit in limits]
+    assert [reading.value for reading in used] == [None, GIB + 24, 300 * 1024, 3 * GIB]
+    assert used[3].read_from == "MemTotal - MemAvailable in /proc/meminfo"
+    assert own_memory(system) == (21 * 1024, "RssAnon + RssShmem in /proc/self/status")
+
+
+def test_what_a_machine_does_not_tell_is_none(machine_at: Any, tmp_path: Path) -> None:
+    system = machine_at(tmp_path / "none").system()
+    assert used_of_limit(system, MemoryLimit(5, "RLIMIT_AS")).value is None
+    assert used_of_limit(system, MemoryLimit(5, "MemTotal in /proc/meminfo")).value is None
+    assert own_memory(system).value is None
+    assert swap_bytes(system) == (None, None)
+
+
+def test_swap(machine: Any) -> None:
+    machine.write("/proc/meminfo", "SwapTotal:  300 kB\nSwapFree:  100 kB\n")
+    assert swap_bytes(machine.system()) == (300 * 1024, 100 * 1024)
 
 
 def test_the_machine_itself_is_a_limit(machine: Any) -> None:

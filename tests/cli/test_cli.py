@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -20,6 +21,8 @@ from typer.testing import CliRunner, Result
 
 import intune
 from intune.cli.app import app
+from intune.cli.generate import progress_lines
+from intune.cli.own_rows import own_rows
 from intune.cli.train import new_run_dir
 from intune.recsys.generate import write_criteo
 
@@ -60,11 +63,55 @@ def test_the_version() -> None:
     assert invoke("--version").stdout == f"intune {intune.__version__}\n"
 
 
+def help_of(*command: str) -> str:
+    """The help in one line, without frames and colours, which some terminals get."""
+    text = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", "", invoke(*command, "--help").stdout)
+    return " ".join(text.split())
+
+
 def test_help_names_every_command_and_option() -> None:
-    assert {"train", "generate"} <= set(re.findall(r"\w+", invoke("--help").stdout))
-    text = re.sub(r"\x1b\[[0-9;]*m", "", invoke("train", "--help").stdout)  # some terminals get colours
+    assert {"train", "generate", "doctor"} <= set(re.findall(r"\w+", help_of()))
+    text = help_of("train")
     for option in ("epochs", "seconds", "tuner", "cpus", "memory", "held-out", "run-dir", "executor", "device"):
         assert f"--{option}" in text
+
+
+def test_usage_says_once_that_there_may_be_several_paths() -> None:
+    assert "train [OPTIONS] [PATH]... " in help_of("train")
+
+
+@pytest.mark.parametrize(
+    ("option", "default"),
+    [
+        ("epochs", "(1, or what fits --seconds)"),
+        ("seconds", "(when the epochs are done)"),
+        ("batch-size", "2048"),
+        ("rows-shuffle", "200000"),
+        ("tuner", "shared"),
+        ("concurrency", "(none)"),
+        ("cpus", "(what the machine gives)"),
+        ("memory", "(what the machine gives)"),
+        ("seed", "0"),
+        ("held-out", "0.1"),
+        ("run-dir", "(runs/<time>-<name>)"),
+        ("executor", "thread"),
+        ("format", "auto"),
+        ("device", "cpu"),
+        ("rows-per-table", "100000"),
+    ],
+)
+def test_help_says_every_default(option: str, default: str) -> None:
+    of_option = help_of("train").split(f"--{option} ", 1)[1].split(" --", 1)[0]
+    if option == "epochs":  # its default names another option
+        of_option = help_of("train").split("--epochs ", 1)[1]
+    assert f"[default: {default}]" in of_option
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_no_option_is_without_its_default(command: str) -> None:
+    text = help_of(command)
+    switches = re.findall(r" --[a-z-]+ <bool>", text)
+    assert text.count("[default: ") == len(re.findall(r" --[a-z-]+ <", text)) - len(switches)
 
 
 # ---- generate -------------------------------------------------------------------------------------------------------
@@ -82,7 +129,8 @@ def test_help_names_every_command_and_option() -> None:
 def test_generate_writes_a_file_or_a_folder_with_one(arguments: tuple[str, ...], file: str) -> None:
     result = invoke("generate", *arguments, "--rows", "1200", "--seed", "3")
     assert result.exit_code == 0
-    assert result.stdout == f"1,200 rows, {Path(file).stat().st_size:,} bytes: {file}\n"
+    size = f"{Path(file).stat().st_size:,}"
+    assert re.fullmatch(rf"1,200 rows, {size} bytes, best possible AUC 0\.\d{{4}}: {file}\n", result.stdout)
     write_criteo("same", 1200, format="tsv" if file.endswith("tsv") else "parquet", seed=3)
     assert Path(file).read_bytes() == Path("same").read_bytes()
 
@@ -97,6 +145,51 @@ def test_generate_does_not_overwrite() -> None:
 def test_generate_refuses_a_name_that_contradicts_the_format() -> None:
     assert "rows.tsv" in user_error("generate", "rows.tsv", "--format", "parquet")
     assert not Path("rows.tsv").exists()
+
+
+@pytest.mark.parametrize(("format", "ending"), [("parquet", ".parquet"), ("tsv", "")])
+def test_generate_writes_days(format: Literal["parquet", "tsv"], ending: str) -> None:
+    options = ("--rows", "300", "--days", "2", "--seed", "3", "--drift", "0.2", "--format", format)
+    result = invoke("generate", "logs", *options)
+    assert result.exit_code == 0
+    assert [line.rpartition(": ")[2] for line in result.stdout.splitlines()] == [
+        f"logs/day_{day}{ending}" for day in range(2)
+    ]
+    write_criteo("same", 300, format=format, seed=3, day=1, drift=0.2)
+    assert Path(f"logs/day_1{ending}").read_bytes() == Path("same").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rows.tsv", "--days", "2"), "--days writes several files: give a folder, not rows.tsv"),
+        (("logs", "--drift", "0.1"), "--drift is from day to day: say --days as well"),
+        (("rows.csv",), "rows.csv: the ending must be one of .parquet, .tsv, or none for a folder"),
+    ],
+)
+def test_generate_refuses_what_contradicts_itself(arguments: tuple[str, ...], message: str) -> None:
+    assert message in user_error("generate", *arguments)
+    assert list(Path().iterdir()) == []
+
+
+def test_generate_says_how_far_it_is_every_two_seconds() -> None:
+    lines: list[str] = []
+    times = iter([10.0, 11.0, 12.5, 13.0, 15.0])
+    say = progress_lines(4000, lambda: next(times), lines.append)
+    for rows in (1000, 2000, 3000, 4000):
+        say(rows)
+    assert lines == ["2,000 of 4,000 rows  800 rows/s"]
+
+
+@pytest.mark.slow
+def test_generate_on_a_full_disk_is_an_error_of_one_line() -> None:
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+    Path("sitecustomize.py").write_text(limits)
+    with command("generate", "logs", "--rows", "20000", PYTHONPATH=str(Path.cwd())) as process:
+        out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (2, "")
+    assert err == "error: logs/part-0.parquet was not written: File too large; nothing is left of it\n"
+    assert list(Path("logs").iterdir()) == []
 
 
 # ---- train ----------------------------------------------------------------------------------------------------------
@@ -136,32 +229,44 @@ def test_train_takes_its_options(options: tuple[str, ...]) -> None:
     assert json.loads(Path("here/summary.json").read_text())["rows_by_epoch"]
 
 
+def test_without_a_path_it_trains_on_rows_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(own_rows, "__defaults__", (400,))
+    result = invoke("train", *SMALL_MODEL, "--run-dir", "here")
+    assert result.exit_code == 0, result.output
+    assert "making 400 rows of click logs in " in result.stdout
+    assert json.loads(Path("here/summary.json").read_text())["rows_by_epoch"] == [360]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no PATH given: name Criteo files or a folder; `intune generate FOLDER` makes some to try"),
         (("nowhere",), "no file or folder 'nowhere'"),
-        (("logs", "--held-out", "1"), "held_out must be a share from 0 to 0.5"),
-        (("logs", "--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("logs", "--held-out", "1"), "--held-out must be a share from 0 to 0.5"),
+        (("logs", "--rows-shuffle", "-1"), "--rows-shuffle must be at least 0"),
+        (("logs", "--epochs", "0"), "--epochs must be at least 1, got 0"),
         (("logs", "--tuner", "clever"), "unknown tuner 'clever'"),
         (
             ("logs", "--tuner", "static", "--concurrency", "x"),
-            "concurrency must be STAGE=N, as in read_parquet=2, got 'x'",
+            "--concurrency must be STAGE=N, as in read_parquet=2, got 'x'",
         ),
         (
             ("logs", "--tuner", "static", "--concurrency", "x=1"),
             "no stage 'x' to set the concurrency of; there are read_",
         ),
-        (("logs", "--memory", "lots"), "'lots' is not a size in bytes"),
-        (("logs", "--cpus", "0"), "cpus"),
+        (("logs", "--memory", "lots"), "--memory: 'lots' is not a size in bytes"),
+        (("logs", "--memory", "1MiB"), "--memory 1MiB is 1.0 MiB, but this process and its children use"),
+        (("logs", "--cpus", "0"), "--cpus must be an int >= 1, got 0"),
         (("logs", "--run-dir", "logs"), "the run folder logs is there already"),
         (("logs", "--format", "tsv"), "expected 40 tab-separated fields"),
-        (("other.csv",), "cannot tell the format of"),
+        (("other.csv",), "and *.parquet; say --format tsv or --format parquet"),
+        (("no-label.tsv",), "files without a label need label=False, and cannot be trained on"),
     ],
 )
 def test_what_the_user_did_wrong_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     write_criteo("logs/part-0.parquet", 50)
     Path("other.csv").write_text("1,2\n")
+    Path("no-label.tsv").write_text("\t" * 38 + "\n")
     assert message in user_error("train", *arguments)
 
 
@@ -206,8 +311,10 @@ def test_ctrl_c_ends_with_130_and_no_traceback(executor: str) -> None:
         out, err = process.communicate(timeout=30)
     assert re.match(r"epoch \d+  [\d,]+ rows", first)
     assert process.returncode == 130
-    assert err == "interrupted\n"
-    assert re.search(r"^interrupted after [\d,]+ rows; run folder run$", out, re.MULTILINE)
+    assert re.fullmatch(r"interrupted after [\d,]+ rows; .*\brun\b.*\n", err)
+    assert err.count("interrupted") == 1
+    assert "interrupted" not in out
+    assert max(map(len, [first, *out.splitlines()])) <= 80
     assert (executor == "process") == bool(children)
     assert psutil.wait_procs(children, timeout=10)[1] == []
 

@@ -440,6 +440,49 @@ class TestToTorch:
         with pytest.raises(TypeError, match="when"):
             run(pipe.map(lambda block: {**block, "when": np.zeros(len(block["d1"]), "M8[s]")}).to_torch())
 
+    @pytest.mark.parametrize(
+        ("array", "advice"),
+        [
+            (np.arange(4, dtype=">f4"), "newbyteorder('=')"),
+            (np.arange(4, dtype=">i8"), "newbyteorder('=')"),
+            (np.arange(4, dtype=np.longdouble), "or drop them"),
+            (np.zeros(4, [("a", "f4")]), "or drop them"),
+        ],
+    )
+    def test_numbers_that_torch_does_not_know_are_refused_by_name(self, array: Any, advice: str) -> None:
+        def batch(samples: list[int]) -> dict[str, Any]:
+            return {"fine": np.arange(4), "odd": array}
+
+        with pytest.raises(TypeError, match=r"columns \{'odd': ") as refused:
+            run(intune.from_iterable([0]).batch(1, collate=batch).to_torch())
+        assert str(array.dtype) in str(refused.value)
+        assert advice in str(refused.value)
+        assert "fine" not in str(refused.value)
+
+    def test_a_foreign_byte_order_deep_inside_is_refused_with_its_place(self) -> None:
+        def batch(samples: list[int]) -> dict[str, Any]:
+            return {"lists": (np.arange(3.0), {"offsets": np.arange(3, dtype=">i8")})}
+
+        pipe = intune.from_iterable(range(2)).batch(2, collate=batch)
+        with pytest.raises(TypeError, match=r"column 'lists'\[1\]\['offsets'\] is an array of >i8"):
+            run(pipe.to_torch())
+
+    @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+    def test_groups_take_a_foreign_byte_order_as_they_copy_anyway(self, names: list[str]) -> None:
+        def batch(samples: list[int]) -> dict[str, Any]:
+            return {name: np.arange(3, dtype=">f4") for name in names}
+
+        (out,) = run(intune.from_iterable([1]).batch(1, collate=batch).to_torch(groups={"g": names}))
+        assert out["g"].tolist() == [[value] * len(names) for value in (0.0, 1.0, 2.0)]
+
+    def test_texts_in_a_group_are_refused_by_name(self) -> None:
+        def batch(samples: list[int]) -> dict[str, Any]:
+            return {"a": np.arange(2), "word": np.array(["x", "y"])}
+
+        pipe = intune.from_iterable([1]).batch(1, collate=batch)
+        with pytest.raises(TypeError, match=r"columns \{'word': '<U1'\} cannot be tensors"):
+            run(pipe.to_torch(groups={"g": ["a", "word"]}))
+
 
 class TestClasses:
     """A class given in the place of a function is made once for each worker and closed."""

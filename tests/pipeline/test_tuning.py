@@ -383,5 +383,20 @@ class TestJournal:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_journal_that_cannot_be_written_is_said_at_once(self, folder: Path, tmp_path: Path) -> None:
-        with pytest.raises(OSError, match="nowhere"):
-            intune.read_parquet(folder).loader(journal=tmp_path / "nowhere" / "run.jsonl")
+        (tmp_path / "file").write_text("x")
+        for path, advice in (
+            (tmp_path / "nowhere" / "run.jsonl", f"there is no folder {tmp_path / 'nowhere'}: make it first"),
+            (str(tmp_path / "nowhere" / "run.jsonl"), "or name a file in one that is there"),
+            (tmp_path / "file" / "run.jsonl", f"there is no folder {tmp_path / 'file'}"),
+            (tmp_path, f"it is a folder: name a file in it, such as {tmp_path / 'journal.jsonl'}"),
+            (5, "journal must be the path of a file or None, got 5"),
+        ):
+            with pytest.raises(intune.PipelineError) as refused:
+                intune.read_parquet(folder).loader(journal=path)
+            assert advice in str(refused.value)
+            assert isinstance(path, int) or f"journal={str(path)!r} cannot be written (" in str(refused.value)
+
+    @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may make a file")
+    def test_a_journal_that_may_not_be_written_says_what_else_to_give(self, folder: Path) -> None:
+        with pytest.raises(intune.PipelineError, match="give a path that this user may write to, or None"):
+            intune.read_parquet(folder).loader(journal="/proc/self/run.jsonl")

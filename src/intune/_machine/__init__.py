@@ -5,6 +5,7 @@
     cpus      CPUs that this process may use: affinity, quota, shared with the other ranks of this host
     limits    threads, processes, open files, shared memory
     memory    the tightest memory limit, and what is used of it
+    host      CPUs of the whole machine: how many, how fast, how much of them others take
     tree      this process and its descendants, and counters over them that never run backwards
     probe     waiting for a CPU, waiting for the interpreter lock
     meters    all of it over one window, as a MachineSnapshot
@@ -13,12 +14,24 @@
 What cannot be read is None, never 0, and every figure says where it was read.
 """
 
-from intune._machine.cpus import CpuReading, cpu_reading
+from intune._machine.cpus import CpuReading, cpu_reading, read_cpus
+from intune._machine.host import (
+    cpu_model,
+    frequency_share,
+    nvidia_driver,
+    online_cpus,
+    steal_share,
+    throttled_share,
+)
 from intune._machine.limits import (
     FileDescriptors,
+    TaskLimit,
     file_descriptors,
+    memfd_works,
     process_limit,
+    shared_memory_bytes,
     shared_memory_free_bytes,
+    task_limits,
     thread_limit,
 )
 from intune._machine.memory import (
@@ -26,7 +39,11 @@ from intune._machine.memory import (
     MemoryMeter,
     available_memory_bytes,
     memory_limit,
+    memory_limits,
+    own_memory,
     physical_memory_bytes,
+    swap_bytes,
+    used_of_limit,
 )
 from intune._machine.meters import Meter
 from intune._machine.probe import LockProbe, run_queue_seconds
@@ -42,14 +59,29 @@ __all__ = [
     "Meter",
     "Reading",
     "System",
+    "TaskLimit",
     "available_memory_bytes",
+    "cpu_model",
     "cpu_reading",
     "file_descriptors",
+    "frequency_share",
+    "memfd_works",
     "memory_limit",
+    "memory_limits",
+    "nvidia_driver",
+    "online_cpus",
+    "own_memory",
     "parse_bytes",
     "physical_memory_bytes",
     "process_limit",
+    "read_cpus",
     "run_queue_seconds",
+    "shared_memory_bytes",
     "shared_memory_free_bytes",
+    "steal_share",
+    "swap_bytes",
+    "task_limits",
     "thread_limit",
+    "throttled_share",
+    "used_of_limit",
 ]

@@ -19,6 +19,8 @@ from intune._machine.tree import Key, ProcessTree
 _UNLIMITED = 2**60
 """cgroup v1 says "no limit" by a number just below 2**63."""
 
+_ADDRESS_SPACE = "RLIMIT_AS"
+
 _LIST_SECONDS = 1.0
 """How old the list of processes may be when memory is read."""
 
@@ -63,16 +65,46 @@ def memory_limit(system: System) -> MemoryLimit:
 
     `memory.high` counts as a limit: past it the kernel slows the group down to a crawl.
     """
+    none = MemoryLimit(None, "no limit could be read")
+    return min(memory_limits(system), key=lambda limit: limit.limit_bytes or 0, default=none)
+
+
+def memory_limits(system: System) -> list[MemoryLimit]:
+    """Every limit that binds this process: of its control groups at each level, RLIMIT_AS, the machine's memory."""
     limits = [limit for limit in map(_level_limit, levels(system, "memory")) if limit is not None]
     limits += _hidden_limit(system)
     address_space = system.soft_limit(resource.RLIMIT_AS)
     if address_space is not None:
-        limits.append(MemoryLimit(address_space, "RLIMIT_AS"))
+        limits.append(MemoryLimit(address_space, _ADDRESS_SPACE))
     physical = physical_memory_bytes(system)
     if physical is not None:
         limits.append(MemoryLimit(physical, "MemTotal in /proc/meminfo"))
-    none = MemoryLimit(None, "no limit could be read")
-    return min(limits, key=lambda limit: limit.limit_bytes or 0, default=none)
+    return limits
+
+
+def used_of_limit(system: System, limit: MemoryLimit) -> Reading:
+    """Bytes used of a limit by all that it is for: the group, the address space of this process, or the machine."""
+    if limit.level is not None:
+        return group_memory(limit.level)
+    if limit.read_from == _ADDRESS_SPACE:
+        kibibytes = numbers(read_or_none(system.path("/proc/self/status"))).get("VmSize")
+        return Reading(None if kibibytes is None else kibibytes * 1024, "VmSize in /proc/self/status")
+    physical, available = physical_memory_bytes(system), available_memory_bytes(system)
+    used = None if physical is None or available is None else physical - available
+    return Reading(used, "MemTotal - MemAvailable in /proc/meminfo")
+
+
+def own_memory(system: System) -> Reading:
+    """Anonymous and shared bytes of this process alone, shared ones in full."""
+    status = numbers(read_or_none(system.path("/proc/self/status")))
+    known = "RssAnon" in status and "RssShmem" in status
+    size = (status["RssAnon"] + status["RssShmem"]) * 1024 if known else None
+    return Reading(size, "RssAnon + RssShmem in /proc/self/status")
+
+
+def swap_bytes(system: System) -> tuple[int | None, int | None]:
+    """Swap of the machine in bytes: (all of it, what is free)."""
+    return _meminfo_bytes(system, "SwapTotal"), _meminfo_bytes(system, "SwapFree")
 
 
 def _level_limit(level: Level) -> MemoryLimit | None:

@@ -1,4 +1,4 @@
-"""Where to ask: one root folder, the environment and two calls, so that tests can pretend another machine."""
+"""Where to ask: one root folder, the environment and three calls, so that tests can pretend another machine."""
 
 import os
 import resource
@@ -24,6 +24,11 @@ def _soft_limit(kind: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def _hard_limit(kind: int) -> int | None:
+    hard = resource.getrlimit(kind)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
 @dataclass(frozen=True, slots=True)
 class System:
     """The machine that is asked.
@@ -33,12 +38,14 @@ class System:
         environ: Environment variables.
         affinity: Gives the number of CPUs in the affinity mask.
         soft_limit: Gives the soft limit of a `resource.RLIMIT_*` kind; None = unlimited.
+        hard_limit: Gives the limit up to which this process may raise the soft one; None = unlimited.
     """
 
     root: str = "/"
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     affinity: Callable[[], int] = _affinity
     soft_limit: Callable[[int], int | None] = _soft_limit
+    hard_limit: Callable[[int], int | None] = _hard_limit
 
     def path(self, path: str) -> str:
         """The real path of an absolute path of that machine."""

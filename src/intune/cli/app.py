@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import intune
+from intune.cli.doctor import doctor
 from intune.cli.generate import generate
 from intune.cli.train import train
 
@@ -17,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(generate)
+app.command()(doctor)
 
 
 def _say_version(wanted: bool) -> None:

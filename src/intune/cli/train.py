@@ -2,69 +2,106 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from intune._errors import PipelineError
 from intune.cli.endings import clean_endings
+from intune.cli.own_rows import own_rows
+
+_SAME = (
+    *("format", "epochs", "seconds", "batch_size", "held_out", "tuner", "concurrency", "cpus", "memory", "seed"),
+    *("run_dir", "executor", "device", "rows_per_table", "checkpoint_seconds"),
+)
+OPTIONS = {"shuffle_rows": "--rows-shuffle", **{name: f"--{name.replace('_', '-')}" for name in _SAME}}
+"""By the name of an argument of the library, the option of this command that stands for it."""
 
 
 def train(
+    context: typer.Context,
     paths: Annotated[
-        list[str] | None, typer.Argument(help="Criteo files, folders or patterns.", metavar="PATH...")
+        list[str] | None,
+        typer.Argument(
+            help="Criteo files, folders or patterns; none = made-up rows, kept in the cache.", metavar="PATH"
+        ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the rows.  [default: 1, or what fits --seconds]")
+        int | None, typer.Option(help="Passes over the rows.", show_default="1, or what fits --seconds")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop training after so many seconds.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop training after so many seconds.", show_default="when the epochs are done")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows a step.")] = 2048,
     rows_shuffle: Annotated[
         int, typer.Option(help="Rows of a shuffle window; 0 = in the order of the files.")
     ] = 200_000,
     tuner: Annotated[str, typer.Option(help="shared, even, proportional, static or random.")] = "shared",
     concurrency: Annotated[
-        list[str] | None, typer.Option(help="For the tuner static, STAGE=N: the most items a stage works on at once.")
+        list[str] | None,
+        typer.Option(
+            help="For the tuner static, STAGE=N: the most items a stage works on at once.", show_default="none"
+        ),
     ] = None,
-    cpus: Annotated[int | None, typer.Option(help="CPU slots.  [default: what the machine gives]")] = None,
-    memory: Annotated[str | None, typer.Option(help='Limit, as "4GiB".  [default: what the machine gives]')] = None,
+    cpus: Annotated[int | None, typer.Option(help="CPU slots.", show_default="what the machine gives")] = None,
+    memory: Annotated[str | None, typer.Option(help='Limit, as "4GiB".', show_default="what the machine gives")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the row order and of the first weights.")] = 0,
     held_out: Annotated[float, typer.Option(help="Share of rows for evaluation, 0 to 0.5.")] = 0.1,
-    run_dir: Annotated[Path | None, typer.Option(help="New folder for the run.  [default: runs/<time>-<name>]")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="New folder for the run.", show_default="runs/<time>-<name>")
+    ] = None,
     executor: Annotated[Literal["thread", "process"], typer.Option(help="Where transforms run.")] = "thread",
     format: Annotated[Literal["auto", "tsv", "parquet"], typer.Option(help="Format of the files.")] = "auto",
     device: Annotated[str, typer.Option(help="Where the model lives: cpu, cuda, cuda:1.")] = "cpu",
     rows_per_table: Annotated[int, typer.Option(help="Rows of each of the 26 embedding tables.")] = 100_000,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="How often to save model, optimizer and position; 0 = never.")
+    ] = 300.0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a run to go on with, from its last checkpoint.", show_default="a new run"),
+    ] = None,
 ) -> None:
     """Train a DLRM on Criteo files: Kaggle's train.txt, days of the 1 TB set, or Parquet made from them."""
-    with clean_endings():
-        if not paths:
-            raise PipelineError(
-                "no PATH given: name Criteo files or a folder; `intune generate FOLDER` makes some to try"
-            )
+    with clean_endings(OPTIONS):
         from intune.recsys.config import TrainConfig
         from intune.recsys.train import train as run
 
-        config = TrainConfig(
-            paths=tuple(paths),
-            run_dir=run_dir or new_run_dir(Path("runs"), paths[0], datetime.now()),
-            format=format,
-            epochs=epochs,
-            seconds=seconds,
-            batch_size=batch_size,
-            shuffle_rows=rows_shuffle,
-            held_out=held_out,
-            tuner=tuner,
-            concurrency=dict(map(parse_concurrency, concurrency or ())),
-            cpus=cpus,
-            memory=memory,
-            seed=seed,
-            executor=executor,
-            device=device,
-            rows_per_table=rows_per_table,
-        )
-        for line in run(config, echo=typer.echo).lines():
+        if not paths and not resume:
+            paths = [str(own_rows())]
+        fields: dict[str, Any] = {
+            "paths": tuple(paths or ()),
+            "format": format,
+            "epochs": epochs,
+            "seconds": seconds,
+            "batch_size": batch_size,
+            "shuffle_rows": rows_shuffle,
+            "held_out": held_out,
+            "tuner": tuner,
+            "concurrency": dict(map(parse_concurrency, concurrency or ())),
+            "cpus": cpus,
+            "memory": memory,
+            "seed": seed,
+            "executor": executor,
+            "device": device,
+            "rows_per_table": rows_per_table,
+            "checkpoint_seconds": checkpoint_seconds,
+            "run_dir": run_dir,
+        }
+        if resume:
+            config = TrainConfig.read(resume, {name: fields[name] for name in fields if _given(context, name)})
+        else:
+            fields["run_dir"] = run_dir or new_run_dir(Path("runs"), fields["paths"][0], datetime.now())
+            config = TrainConfig(**fields)
+        for line in run(config, resume=resume is not None, echo=typer.echo).lines():
             typer.echo(line)
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Whether the user gave the option that stands for this field."""
+    parameter = {"shuffle_rows": "rows_shuffle"}.get(name, name)
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def new_run_dir(base: Path, first_path: str, now: datetime) -> Path:

@@ -262,7 +262,7 @@ class Pipeline:
             prefetch: Batches that may wait for the consumer.
 
         Raises:
-            PipelineError: If options contradict each other or the chain.
+            PipelineError: If options contradict each other or the chain, or the journal cannot be written.
         """
         from intune._compose import build_loader  # the composition root knows us, we do not know it
 

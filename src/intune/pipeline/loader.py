@@ -5,7 +5,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, count_rows
 from intune.pipeline.source import BlockSource, IndexedSource, SequentialSource
 from intune.pipeline.state import identity, make_state, read_state
+from intune.pipeline.stats import StageTotals, Stats
 
 
 class Control(Protocol):
@@ -44,48 +44,6 @@ class Control(Protocol):
     def owns(self, thread: threading.Thread) -> bool:
         """Whether a thread is its own."""
         ...
-
-
-@dataclass(frozen=True)
-class StageTotals:
-    """One stage over the loader's lifetime.
-
-    Attributes:
-        items: Items finished.
-        rows: Rows in them.
-        wall_seconds: Wall seconds that items were worked on, summed over workers.
-        cpu_seconds: CPU seconds of the same.
-        skipped: Items left out by on_error="skip".
-    """
-
-    items: int
-    rows: int
-    wall_seconds: float
-    cpu_seconds: float
-    skipped: int
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Figures of a loader: lifetime figures, and the last window apart from them.
-
-    Attributes:
-        seconds: Since the first batch was asked for.
-        batches: Items delivered (batches, or samples where nothing batches).
-        rows: Rows in them.
-        wait_seconds: Seconds that the training loop was blocked in `next`.
-        stages: Totals by stage.
-        skipped: One line for each of the first 100 items left out.
-        window: The last window that control looked at; None before the first.
-    """
-
-    seconds: float
-    batches: int
-    rows: int
-    wait_seconds: float
-    stages: Mapping[str, StageTotals]
-    skipped: tuple[str, ...]
-    window: Snapshot | None
 
 
 class Loader:
@@ -192,6 +150,12 @@ class Loader:
             tuple(engine.skips),
             self._control.last(),
         )
+
+    def __repr__(self) -> str:
+        """The chain, and how far it came, in one line; takes no lock."""
+        consumer, engine = self._engine.consumer, self._engine
+        at = "closed" if engine.closed else f"next epoch {self._next_epoch}"
+        return f"<Loader of {engine.pipeline!r}: {consumer.items:,} batches, {consumer.rows:,} rows, {at}>"
 
     def explain(self) -> str:
         """What limits the run now, and what would help, in sentences."""

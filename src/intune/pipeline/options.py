@@ -1,5 +1,6 @@
 """What can be chosen when a loader is made."""
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +29,7 @@ class LoaderOptions:
     ordered: bool = True
     on_uneven: "OnUneven | None" = None
     on_error: Literal["raise", "skip"] = "raise"
-    journal: Any = None
+    journal: str | os.PathLike[str] | None = None
     max_ahead: int | None = None
     prefetch: int = 2
 
@@ -44,6 +45,8 @@ class LoaderOptions:
             raise PipelineError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
         if self.on_uneven not in (None, "drop", "pad", "uneven"):
             raise PipelineError(f"on_uneven must be 'drop', 'pad', 'uneven' or None, got {self.on_uneven!r}")
+        if self.journal is not None and not isinstance(self.journal, str | os.PathLike):
+            raise PipelineError(f"journal must be the path of a file or None, got {self.journal!r}")
         if not isinstance(self.ordered, bool):
             raise PipelineError(f"ordered must be True or False, got {self.ordered!r}")
 

@@ -1,11 +1,16 @@
 """Batches as tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+_NO_NUMBERS = "OUSMmV"
+"""Kinds of arrays that are no numbers: objects, texts, bytes, times, records."""
+
+_SWAP = "one in foreign byte order (> or <) becomes native by array.astype(array.dtype.newbyteorder('='))"
 
 
 class ToTorch:
@@ -39,14 +44,11 @@ class ToTorch:
             missing = [name for name in names if name not in columns]
             if missing:
                 raise ValueError(f"group {group!r} names columns {missing}, but the batch has {list(columns)}")
-        grouped = {group: _side_by_side(group, [columns[n] for n in names]) for group, names in self.groups.items()}
         inside = {name for names in self.groups.values() for name in names}
+        _check_columns(columns, inside)
+        grouped = {group: _side_by_side(group, [columns[n] for n in names]) for group, names in self.groups.items()}
         rest = {name: column for name, column in columns.items() if name not in inside}
-        bad = [name for name, column in rest.items() if isinstance(column, np.ndarray) and column.dtype.kind in "OUSMm"]
-        if bad:
-            kinds = {name: str(rest[name].dtype) for name in bad}
-            raise TypeError(f"columns {kinds} cannot be tensors: map them to numbers before to_torch, or drop them")
-        return self._move({name: _nested(column) for name, column in {**grouped, **rest}.items()})
+        return self._move({name: _nested(column, f"column {name!r}") for name, column in {**grouped, **rest}.items()})
 
     def _move(self, value: Any) -> Any:
         if self.device == "cpu":
@@ -63,22 +65,53 @@ class ToTorch:
         return value
 
 
-def _nested(value: Any) -> Any:
-    """Arrays of a structure as tensors; what is neither passes through."""
+def _check_columns(columns: Mapping[str, Any], inside: Collection[str]) -> None:
+    """Refuse columns that cannot be tensors, all of them at once; those `inside` groups become native when copied.
+
+    Raises:
+        TypeError: With the names.
+    """
+    arrays = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+    bad = {
+        name: array.dtype
+        for name, array in arrays.items()
+        if array.dtype.kind in _NO_NUMBERS or not (name in inside or _known(array.dtype))
+    }
+    if bad:
+        kinds = {name: str(dtype) for name, dtype in bad.items()}
+        swap = "" if all(dtype.isnative for dtype in bad.values()) else f"; {_SWAP}"
+        raise TypeError(f"columns {kinds} cannot be tensors: map them to numbers before to_torch, or drop them{swap}")
+
+
+def _known(dtype: np.dtype[Any]) -> bool:
+    """Whether torch has numbers of this kind: in native byte order, and no floats wider than 64 bits."""
+    return dtype.isnative and dtype.char not in "gG"
+
+
+def _nested(value: Any, where: str = "the batch") -> Any:
+    """Arrays of a structure as tensors; what is neither passes through.
+
+    Raises:
+        TypeError: If an array has numbers that torch does not know; the message says where it is.
+    """
     import torch
 
     if isinstance(value, np.ndarray):
-        if value.dtype.kind in "OUSMm":
+        if value.dtype.kind in _NO_NUMBERS:
             return value
+        if not _known(value.dtype):
+            how = "map it to float64 or narrower" if value.dtype.isnative else _SWAP
+            raise TypeError(f"{where} is an array of {value.dtype}, which cannot be a tensor: {how}")
         if not value.flags.writeable or not value.flags.c_contiguous:
             value = value.copy()  # torch cannot promise not to write, and cannot hold negative strides
         return torch.from_numpy(value)
     if isinstance(value, dict):
-        return {key: _nested(element) for key, element in value.items()}
+        return {key: _nested(element, f"{where}[{key!r}]") for key, element in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_nested(element) for element in value))
+        names = value._fields
+        return type(value)(*(_nested(each, f"{where}.{name}") for name, each in zip(names, value, strict=True)))
     if isinstance(value, (tuple, list)):
-        return type(value)(_nested(element) for element in value)
+        return type(value)(_nested(element, f"{where}[{number}]") for number, element in enumerate(value))
     if isinstance(value, (np.number, np.bool_)):
         return torch.as_tensor(value)
     return value
@@ -88,7 +121,8 @@ def _side_by_side(group: str, columns: list[Any]) -> Any:
     if any(isinstance(column, tuple) for column in columns):
         raise ValueError(f"group {group!r} has a list column: list columns stay (values, offsets) of their own")
     flat = [column[:, None] if column.ndim == 1 else column for column in columns]
-    return np.concatenate(flat, axis=1)
+    joined = np.concatenate(flat, axis=1)
+    return joined if joined.dtype.isnative else joined.astype(joined.dtype.newbyteorder("="))
 
 
 def _arrow(name: str, array: pa.Array) -> Any:

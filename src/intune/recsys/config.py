@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from intune._errors import PipelineError
+from intune._errors import PipelineError, StateError
 from intune._values import Tuner
 from intune.recsys.criteo import Format
 from intune.recsys.transforms import CriteoTransform
@@ -16,6 +16,10 @@ OptimizerName: TypeAlias = Literal["adagrad", "sgd"]
 
 OPTIMIZERS: tuple[OptimizerName, ...] = ("adagrad", "sgd")
 
+MAY_CHANGE = frozenset(
+    {"epochs", "seconds", "tuner", "concurrency", "cpus", "memory", "executor", "device", "checkpoint_seconds"}
+)
+"""Fields that may be others when a run is resumed: neither the rows nor what the model makes of them depend on them."""
 
 TUNERS = ("shared", "even", "proportional", "static", "random")
 
@@ -45,6 +49,8 @@ class TrainConfig:
         dim: Width of the embeddings.
         optimizer: "adagrad" or "sgd".
         learning_rate: Step of the optimizer.
+        checkpoint_seconds: How often model, optimizer and position are saved, apart from the end and a Ctrl-C; 0 =
+            never.
     """
 
     paths: tuple[str, ...]
@@ -66,6 +72,7 @@ class TrainConfig:
     dim: int = 16
     optimizer: OptimizerName = "adagrad"
     learning_rate: float = 0.02
+    checkpoint_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained with."""
@@ -79,6 +86,7 @@ class TrainConfig:
             "dim": (self.dim >= 1, "at least 1"),
             "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             "learning_rate": (self.learning_rate > 0, "more than 0"),
+            "checkpoint_seconds": (self.checkpoint_seconds >= 0, "at least 0; 0 = no checkpoints"),
         }
         for name, (fine, text) in allowed.items():
             if not fine:
@@ -111,6 +119,35 @@ class TrainConfig:
         if self.tuner == "static":
             return Static(self.concurrency)
         return RandomMoves(self.seed) if self.tuner == "random" else make_tuner(self.tuner)
+
+    @classmethod
+    def read(cls, run_dir: Path, changes: Mapping[str, Any]) -> "TrainConfig":
+        """The configuration of an earlier run, to go on with it.
+
+        Args:
+            run_dir: Its folder.
+            changes: Fields that are to have other values now, of `MAY_CHANGE`.
+
+        Raises:
+            StateError: If the folder is not one of a run, or a change would make it another run.
+        """
+        if fixed := sorted(set(changes) - MAY_CHANGE):
+            raise StateError(
+                f"a resumed run keeps its {', '.join(fixed)}; what may change is {', '.join(sorted(MAY_CHANGE))}"
+            )
+        try:
+            fields = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+            fields |= {"run_dir": run_dir, "paths": tuple(fields["paths"])} | dict(changes)
+            return cls(**fields)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, PipelineError):
+                raise
+            raise StateError(f"{run_dir} is not the folder of a run that could be resumed: {error}") from error
+
+    @property
+    def checkpoint(self) -> Path:
+        """File of the run's checkpoint."""
+        return self.run_dir / "checkpoint.npz"
 
     @property
     def hold_out_every(self) -> int:

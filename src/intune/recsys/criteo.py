@@ -177,7 +177,7 @@ def _format_of(files: FileSet, index: int) -> Literal["tsv", "parquet"]:
         return "tsv"
     raise SourceError(
         f"cannot tell the format of {path}: known names are day_<n>, *.tsv, *.txt and *.parquet; "
-        "say format='tsv' or 'parquet'"
+        "say format='tsv' or format='parquet'"
     )
 
 
@@ -190,7 +190,10 @@ def _check_first_line(files: FileSet, index: int, label: bool) -> None:
     fields = line.split(b"\t")
     expected = len(criteo_schema(label=label))
     if len(fields) != expected:
-        hint = {39: "; files without a label need label=False", 40: "; label=False is for files without one"}
+        hint = {
+            39: "; files without a label need label=False, and cannot be trained on",
+            40: "; label=False is for files without one",
+        }
         raise SourceError(
             f"{path}:1: expected {expected} tab-separated fields ({'label, ' if label else ''}I1..I13, C1..C26), "
             f"got {len(fields)}: {line[:60]!r}{hint.get(len(fields), '')}"

@@ -1,8 +1,13 @@
 """What came of a training run, as a value, as JSON and as lines to read."""
 
 import json
+import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+COLUMNS = 80
+_NAME = 12
+"""Columns of the names of lines."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,10 @@ class Summary:
         (self.run_dir / "summary.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
     def lines(self) -> list[str]:
-        """The summary for a terminal."""
+        """The summary for a terminal of 80 columns; only the path of the run folder may be longer."""
         rows, share = sum(self.rows_by_epoch), self.wait_seconds / self.seconds
         lines = [
-            f"epoch {epoch}     {rows_in_it:,} rows, mean loss {loss:.4f}"
+            f"{f'epoch {epoch}':<{_NAME}}{rows_in_it:,} rows, mean loss {loss:.4f}"
             for epoch, (rows_in_it, loss) in enumerate(zip(self.rows_by_epoch, self.loss_by_epoch, strict=True))
         ]
         if self.broken_off:
@@ -79,11 +84,10 @@ class Summary:
             f"loss        {self.loss_first:.4f} -> {self.loss_last:.4f} (means over the first and the last steps)",
             *self._evaluation_lines(),
             f"waited      {self.wait_seconds:.1f} s for the loader, {share:.0%} of the time",
-            *(f"{'limited by' if not i else '':<12}{line}" for i, line in enumerate(self.limited_by.splitlines())),
-            *(f"note        {note}" for note in self.notes),
-            f"run folder  {self.run_dir}",
+            *(f"{'limited by' if not i else '':<{_NAME}}{line}" for i, line in enumerate(self.limited_by.splitlines())),
+            *(f"{'note':<{_NAME}}{note}" for note in self.notes),
         ]
-        return lines
+        return [*(part for line in lines for part in _wrapped(line)), f"{'run folder':<{_NAME}}{self.run_dir}"]
 
     def _evaluation_lines(self) -> list[str]:
         evaluation = self.evaluation
@@ -99,3 +103,16 @@ class Summary:
             split = f"{training:,} training + {evaluation.rows:,} held out = {total:,}"
             lines.append(f"rows        {split}, of {evaluation.rows_read:,} read")
         return lines
+
+
+def _wrapped(line: str) -> list[str]:
+    """Lines of at most 80 columns, but for a word that is longer; the rest stands below the first line's text."""
+    name, text = line[:_NAME], line[_NAME:]
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent=name,
+        subsequent_indent=" " * _NAME,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -4,11 +4,10 @@ read -> filter (training rows) -> transform -> shuffle -> batch -> to_torch -> m
 read -> filter (held-out rows) -> transform -> batch -> to_torch -> AUC and log loss, once at the end
 """
 
-import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +19,11 @@ from torch import Tensor, nn
 import intune
 from intune._errors import IntuneError, PipelineError, SourceError
 from intune.pipeline.blocks import Block, block_rows
+from intune.recsys.checkpoint import load_checkpoint, save_checkpoint
 from intune.recsys.config import TrainConfig
 from intune.recsys.criteo import read_criteo
 from intune.recsys.dlrm import DLRM
+from intune.recsys.interrupts import WholeSteps
 from intune.recsys.metrics import auc, log_loss
 from intune.recsys.progress import Progress
 from intune.recsys.summary import Evaluation, Summary
@@ -72,29 +73,42 @@ def _transformed(config: TrainConfig, *, held_out: bool) -> intune.Pipeline:
 def train(
     config: TrainConfig,
     *,
+    resume: bool = False,
     echo: Callable[[str], object] = print,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Summary:
-    """Train, evaluate, and leave config.json, journal.jsonl and summary.json in the run folder.
+    """Train, evaluate, and leave config.json, journal.jsonl, checkpoint.npz and summary.json in the run folder.
+
+    A run that was stopped, by whatever means, goes on from its last checkpoint: each row is trained on as often, and in
+    the same order, as if it had never stopped.
 
     Args:
         config: What to do.
+        resume: Go on with the run in `config.run_dir` instead of beginning a new one.
         echo: Where lines about the progress go.
         clock: Seconds, for the time limit and the progress.
 
     Raises:
-        FileExistsError: If the run folder is there.
+        FileExistsError: If the run folder is there already and `resume` is False.
+        StateError: If the run cannot be resumed: no checkpoint, or another model or other data than it began with.
         SourceError: If files are missing, are not Criteo's, or hold no rows.
+        KeyboardInterrupt: On Ctrl-C, with a note that says how far it came.
         IntuneError: If the loss is not finite any more.
     """
     pipe = training_pipeline(config)
     _check_stages(config, pipe)
     loop = _Loop(config, echo, clock)
-    pipe.loader(**_loader_options(config)).close()  # options that are refused leave no run folder behind
-    config.make_run_dir()
+    state = loop.restore() if resume else None
+    with pipe.loader(**_loader_options(config)) as trial:  # what is refused leaves no run folder behind
+        if state is not None:
+            trial.load_state_dict(state)
+    if not resume:
+        config.make_run_dir()
     journal = config.run_dir / "journal.jsonl"
     tuner = config.make_tuner()
     with pipe.loader(**_loader_options(config), tuner=tuner, epochs=config.epoch_limit, journal=journal) as loader:
+        if state is not None and not loop.done:
+            loader.load_state_dict(state)
         loop.run(loader)
         limited_by, wait_seconds = loader.explain(), loader.stats().wait_seconds
     evaluation = evaluate(config, loop.model) if config.held_out else None
@@ -149,41 +163,93 @@ class _Loop:
         self.rows_by_epoch: list[int] = []
         self.broken_off = False
         self.seconds = 0.0
+        self._epoch = 0
+        self._steps = 0
+        self._saved = 0.0
+        self._batches: Iterator[Any] | None = None
+        self._whole = WholeSteps()
 
     @property
     def rows(self) -> int:
         return sum(self.rows_by_epoch)
 
+    @property
+    def done(self) -> bool:
+        """Whether all epochs have been trained."""
+        limit = self.config.epoch_limit
+        return limit is not None and self._epoch >= limit
+
+    def restore(self) -> dict[str, Any]:
+        """Take up the run from its checkpoint; the state of its loader."""
+        position = load_checkpoint(self.config.checkpoint, self.model, self.optimizer)
+        self.rows_by_epoch = position["rows_by_epoch"]
+        self.losses = Losses(**position["losses"])
+        state: dict[str, Any] = position["loader"]
+        self._epoch = state["epoch"]
+        if len(self.losses.by_epoch) < self._epoch:  # it was saved after the epoch's last step
+            self.losses.end_epoch()
+        self.echo(f"resuming after {self.rows:,} rows, in epoch {self._epoch}")
+        return state
+
     def run(self, loader: intune.Loader) -> None:
         """Train until the epochs are done or the time is up."""
-        begin = self.clock()
-        limit = self.config.epoch_limit
+        begin = self._saved = self.clock()
         progress = Progress(self.echo, self.clock)
         try:
-            for epoch in itertools.count() if limit is None else range(limit):
-                self._epoch(epoch, loader, progress, begin)
-                if not self.rows:
-                    raise SourceError(f"no rows to train on: there are none in {', '.join(self.config.paths)}")
+            with self._whole:
+                while not (self.done or self.broken_off):
+                    self._train_epoch(loader, progress, begin)
+                    if not self.rows:
+                        raise SourceError(f"no rows to train on: there are none in {', '.join(self.config.paths)}")
+                self._save(loader)
                 if self.broken_off:
-                    return
-        except KeyboardInterrupt:
-            self.echo(f"interrupted after {self.rows:,} rows; run folder {self.config.run_dir}")
+                    self.losses.end_epoch()  # for the summary only: a resumed run goes on in this epoch
+        except KeyboardInterrupt as stop:
+            if loader.stats().batches == self._steps:  # else it came between a batch and its step
+                self._save(loader)
+            folder = self.config.run_dir
+            saved = self.config.checkpoint.exists()
+            then = f"to go on: intune train --resume {folder}" if saved else f"run folder {folder}"
+            stop.add_note(f"after {self.rows:,} rows; {then}")
             raise
         finally:
+            self._batches = None
             self.seconds = self.clock() - begin
 
-    def _epoch(self, epoch: int, loader: intune.Loader, progress: Progress, begin: float) -> None:
-        self.rows_by_epoch.append(0)
-        for batch in loader:
-            self.rows_by_epoch[-1] += self._step(batch)
+    def _train_epoch(self, loader: intune.Loader, progress: Progress, begin: float) -> None:
+        if len(self.rows_by_epoch) == self._epoch:
+            self.rows_by_epoch.append(0)
+        # Held here: where an iterator is dropped its epoch counts as over, and that is what would be saved.
+        self._batches = iter(loader)
+        for batch in self._batches:
+            with self._whole.step():
+                self.rows_by_epoch[-1] += self._step(batch)
+                self._steps += 1
             if progress.due():
                 self._read_losses()
-                progress.say(epoch=epoch, rows=self.rows, loss=self.losses.last, window=loader.stats().window)
+                progress.say(epoch=self._epoch, rows=self.rows, loss=self.losses.last, window=loader.stats().window)
+            if self.config.checkpoint_seconds and self.clock() - self._saved >= self.config.checkpoint_seconds:
+                self._save(loader)
             if self.config.seconds is not None and self.clock() - begin >= self.config.seconds:
                 self.broken_off = True
                 break
         self._read_losses()
-        self.losses.end_epoch()
+        if not self.broken_off:
+            self.losses.end_epoch()
+            self._epoch += 1
+
+    def _save(self, loader: intune.Loader) -> None:
+        """Save model, optimizer and position, all after the same step."""
+        if not self.config.checkpoint_seconds or not self._steps:
+            return
+        self._read_losses()
+        position = {
+            "loader": loader.state_dict(),
+            "rows_by_epoch": self.rows_by_epoch,
+            "losses": self.losses.as_dict(),
+        }
+        save_checkpoint(self.config.checkpoint, self.model, self.optimizer, position)
+        self._saved = self.clock()
 
     def _step(self, batch: Mapping[str, Tensor]) -> int:
         label = batch["label"]
@@ -207,13 +273,30 @@ class _Loop:
 class Losses:
     """Losses of steps. They stay on the device until they are read, so that a GPU need not be waited for."""
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.by_epoch: list[float] = []
+    def __init__(
+        self,
+        by_epoch: Iterable[float] = (),
+        first: Iterable[float] = (),
+        last: Iterable[float] = (),
+        total: float = 0.0,
+        rows: int = 0,
+    ) -> None:
+        """Begin with none, or where `as_dict` said."""
+        self.by_epoch = list(by_epoch)
         self._unread: list[tuple[Tensor, int]] = []
-        self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=FEW_STEPS)
-        self._sum, self._rows = 0.0, 0
+        self._first = list(first)
+        self._last: deque[float] = deque(last, maxlen=FEW_STEPS)
+        self._sum, self._rows = total, rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON of what was read so far, for a checkpoint."""
+        return {
+            "by_epoch": self.by_epoch,
+            "first": self._first,
+            "last": list(self._last),
+            "total": self._sum,
+            "rows": self._rows,
+        }
 
     @property
     def first(self) -> float:
