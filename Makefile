@@ -2,7 +2,8 @@
 #
 #   make run     train a small model on generated click logs      make lint    style
 #   make test    all tests; ARGS="-m 'not slow'" for a part       make types   static types
-#   make bench   the measurements behind the figures              make clean   remove what these made
+#   make docs    the documentation, its links checked             make clean   remove what these made
+#   make bench   the measurements behind the figures
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: run test lint types bench clean
+.PHONY: run test lint types docs bench clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run-installed
@@ -27,6 +28,9 @@ lint: $(VENV)/.dev-installed
 
 types: $(VENV)/.dev-installed
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev-installed
+	$(BIN)/mkdocs build --strict --quiet --site-dir $(abspath $(CACHE))/site
 
 bench: $(VENV)/.run-installed
 	set -e; for claim in benchmarks/[!_]*.py; do echo "== $$claim"; $(BIN)/python $$claim; done
