@@ -571,6 +571,34 @@ def test_workers_that_die_at_their_start_are_given_up(make: Make, tmp_path: Path
     assert (tmp_path / "tries").read_text() == "xxx"
 
 
+def test_starts_go_on_being_tried_while_another_worker_works(make: Make, tmp_path: Path) -> None:
+    """The first worker starts, the next four die at their start, the sixth starts."""
+    pool = make(DiesAtSomeStarts(str(tmp_path / "tries")), workers=2)
+    assert pool.call() == "ready"
+    until(lambda: pool.live == 2)
+    assert (tmp_path / "tries").read_text() == "x" * 6
+    assert pool.call() == "ready"
+
+
+class DiesAtSomeStarts:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return _die_at_some, (self.path,)
+
+    def __call__(self) -> str:
+        return "ready"
+
+
+def _die_at_some(path: str) -> DiesAtSomeStarts:
+    with open(path, "a") as file:
+        file.write("x")
+    if 1 < os.path.getsize(path) < 6:
+        os._exit(7)
+    return DiesAtSomeStarts(path)
+
+
 class DiesAtStart:
     def __init__(self, path: str) -> None:
         self.path = path

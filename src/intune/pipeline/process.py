@@ -26,7 +26,8 @@ from intune.pipeline.handle import Gone, Worker
 _IDLE_SECONDS = 1.0  # memory that nobody used for so long is given back
 _LEAVE_SECONDS = 10.0  # a worker that is no longer wanted may take so long to close what it has
 _CLOSE_SECONDS = 1.0  # the same when the pool is closed
-_STARTS = 3  # so many starts may fail in a row
+_STARTS = 3  # so many starts may fail in a row while there is no other worker
+_LONGEST_PAUSE = 30.0  # seconds between two starts
 
 
 class ProcessPool:
@@ -357,11 +358,11 @@ class ProcessPool:
 
     def _note_failed_start(self, what: str, greeting: tuple[Any, ...] | None, now: float) -> None:
         self._failed_starts += 1
-        self._not_before = now + 0.1 * 2**self._failed_starts
+        self._not_before = now + min(_LONGEST_PAUSE, 0.1 * 2**self._failed_starts)
         if greeting is not None:  # it could say why, and would say it again
             self._failure = lambda: _failed_start(self._stage, greeting[1])
-        elif self._failed_starts == _STARTS:
-            text = f"stage {self._stage!r}: {what} before it began, {_STARTS} times in a row. "
+        elif self._failed_starts >= _STARTS and not (self._free or self._busy):  # else the others go on meanwhile
+            text = f"stage {self._stage!r}: {what} before it began, {self._failed_starts} times in a row. "
             self._failure = lambda: WorkerDiedError(f"{text}Memory: {self._describe_memory()}")
 
     def _bury(self, now: float) -> None:
