@@ -8,7 +8,7 @@ import pytest
 
 import intune
 
-PIPELINES = ["Loader", "Pipeline", "from_dataset", "from_iterable", "read_parquet", "read_tsv", "watch"]
+PIPELINES = ["Loader", "Pipeline", "from_dataset", "from_iterable", "read_csv", "read_parquet", "read_tsv", "watch"]
 TUNING = ["Allocation", "Budget", "Snapshot", "Tuner"]
 ERRORS = {
     "IntuneError": Exception,

@@ -28,7 +28,7 @@ from intune._errors import (
     StateError,
     WorkerDiedError,
 )
-from intune._read import from_dataset, from_iterable, read_parquet, read_tsv
+from intune._read import from_dataset, from_iterable, read_csv, read_parquet, read_tsv
 from intune._values import Allocation, Budget, Snapshot, Tuner
 from intune._watch import watch
 from intune.pipeline.chain import Pipeline
@@ -55,6 +55,7 @@ __all__ = [
     "__version__",
     "from_dataset",
     "from_iterable",
+    "read_csv",
     "read_parquet",
     "read_tsv",
     "watch",

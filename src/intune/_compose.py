@@ -170,7 +170,13 @@ def build_loader(
     meter = Meter(system, clock, probe)
     _check_memory(options, first, meter)
     exact = share.world_size > 1 and share.on_uneven != "uneven"
-    context = Context(clock, Ledger(None), exact_rows=exact, run_queue=lambda: run_queue_seconds(system))
+    context = Context(
+        clock,
+        Ledger(None),
+        exact_rows=exact,
+        run_queue=lambda: run_queue_seconds(system),
+        make_probe=partial(LockProbe, system, clock),
+    )
     chosen = EngineOptions(
         share, options.ordered, options.on_error == "skip", options.prefetch, options.max_ahead, options.epochs
     )

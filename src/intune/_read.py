@@ -9,7 +9,7 @@ import pyarrow as pa
 from intune.pipeline.chain import Pipeline
 from intune.sources.parquet import ParquetSource
 from intune.sources.samples import DatasetSource, IterableSource
-from intune.sources.text import TextSource
+from intune.sources.text import CsvSource, TextSource
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -25,7 +25,8 @@ def read_parquet(
     """Read Parquet files as blocks (`pyarrow.RecordBatch`).
 
     A unit of work is a row group; a larger one is streamed as consecutive blocks of `block_rows` rows. Empty
-    files and row groups contribute nothing.
+    files and row groups contribute nothing. A read that fails for a moment (a timeout, a lost connection) is repeated
+    up to three times, here and by the other readers of files.
 
     Args:
         paths: A path, glob ("clicks/**/*.parquet") or folder, or a list of them; read in the order of paths.
@@ -60,8 +61,9 @@ def read_tsv(
 ) -> Pipeline:
     """Read delimited text without quoting as blocks (`pyarrow.RecordBatch`); types are declared, never guessed.
 
-    A unit of work is a byte range of a file, cut at line ends. The empty field is missing, everything else is
-    taken as it stands.
+    A unit of work is a byte range of a file, cut at line ends. A file compressed with gzip or Zstandard (told by its
+    first bytes) is one unit, streamed as blocks of about `unit_bytes` of text. The empty field is missing, everything
+    else is taken as it stands.
 
     Args:
         paths: A path, glob or folder, or a list of them; read in the order of paths.
@@ -74,13 +76,63 @@ def read_tsv(
 
     Raises:
         SourceError: If a path is missing, a line has another number of fields, or a value does not fit its type;
-            the message names file, line and column.
+            the message names file, line and column. If a compressed file is cut short or damaged; the message names
+            file and byte.
     """
     return Pipeline(
         TextSource(
             paths,
             schema=schema,
             delimiter=delimiter,
+            header=header,
+            hex_columns=hex_columns,
+            unit_bytes=unit_bytes,
+            filesystem=filesystem,
+        )
+    )
+
+
+def read_csv(
+    paths: Paths,
+    *,
+    schema: pa.Schema,
+    delimiter: str = ",",
+    quote: str | None = '"',
+    header: bool = True,
+    hex_columns: Sequence[str] = (),
+    unit_bytes: int = 8 << 20,
+    filesystem: Any = None,
+) -> Pipeline:
+    """Read delimited text with quoting as blocks (`pyarrow.RecordBatch`); types are declared, never guessed.
+
+    With a quote, a value may have line ends, so that nothing but reading from the beginning tells which line feed
+    ends a row: a unit of work is a whole file, streamed as blocks of about `unit_bytes` of text, and files are what is
+    read in parallel. With `quote=None` no line feed can be part of a value: a unit is a byte range, as in `read_tsv`.
+
+    The empty field is missing; a quoted empty one is an empty string. Quotes stand around a whole value and are doubled
+    within it; anything else is an error, not taken as it stands.
+
+    Args:
+        paths: A path, glob or folder, or a list of them; read in the order of paths. Files may be compressed with gzip
+            or Zstandard.
+        schema: Names and types of the columns.
+        delimiter: One character between fields.
+        quote: One character around values that have delimiters, quotes or line ends in them; None: there are none.
+        header: Whether the first line of each file has the names; they must be those of the schema.
+        hex_columns: Columns of hexadecimal numbers, given as int64.
+        unit_bytes: Size of the text of a block.
+        filesystem: A pyarrow or fsspec file system, for object stores.
+
+    Raises:
+        SourceError: If a path is missing, a line has another number of fields, a quote is out of place, or a value does
+            not fit its type; the message names file, line and column.
+    """
+    return Pipeline(
+        CsvSource(
+            paths,
+            schema=schema,
+            delimiter=delimiter,
+            quote=quote,
             header=header,
             hex_columns=hex_columns,
             unit_bytes=unit_bytes,

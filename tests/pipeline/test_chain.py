@@ -1,6 +1,8 @@
 """What is refused when a chain is built or a loader made, and how stages get their names."""
 
+import copy
 import functools
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"executor": "fork"}, "executor must be 'thread' or 'process', got 'fork'"),
+            ({"executor": "fork"}, "executor must be 'thread', 'process' or 'auto', got 'fork'"),
             ({"max_concurrency": 0}, "max_concurrency must be at least 1 or None, got 0"),
             ({"max_concurrency": 1.5}, "max_concurrency must be at least 1 or None, got 1.5"),
             ({"executor": "process", "waits": True}, "waits=True is for threads"),
@@ -235,3 +237,14 @@ class TestNames:
         pipe = samples.map(same, name="same_2").map(same).map(same)
         names = [stage.name for stage in pipe.stages]
         assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))])
+def test_copies_of_a_pipeline_give_the_same(copied: Callable[[Pipeline], Pipeline], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": range(10)}), tmp_path / "a.parquet")
+    (tmp_path / "a.tsv").write_text("".join(f"{row}\n" for row in range(10)))
+    schema = pa.schema([("a", pa.int64())])
+    for pipe in (intune.read_parquet(tmp_path / "a.parquet"), intune.read_tsv(tmp_path / "a.tsv", schema=schema)):
+        pipe.take(1)  # what reading leaves in it does no harm
+        with copied(pipe.batch(4)).loader(cpus=1) as loader:
+            assert [batch["a"].to_pylist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]

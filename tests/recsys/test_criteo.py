@@ -75,9 +75,26 @@ def test_days_of_a_folder_come_in_the_order_of_their_names(shared_data: Path, tm
     assert rows_of(read_criteo([tmp_path / "day_0", str(tmp_path / "day_[1-9]")])).equals(expected)
 
 
-def test_compressed_text_is_known_for_what_it_is_and_refused(tmp_path: Path) -> None:
-    (tmp_path / "day_0.gz").write_bytes(gzip.compress(line()))
-    with pytest.raises(SourceError, match=r"day_0\.gz: compressed text is not supported"):
+@pytest.mark.parametrize("name", ["day_0", "train.txt"])
+def test_compressed_text_is_read_like_plain(tmp_path: Path, name: str) -> None:
+    text = line() * 3 + line(category="80000000")
+    (tmp_path / f"{name}").write_bytes(text)
+    expected = rows_of(read_criteo(tmp_path))
+    (tmp_path / f"{name}").unlink()
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]))
+    assert rows_of(read_criteo(tmp_path)).equals(expected)
+    (tmp_path / f"{name}.gz").unlink()
+    (tmp_path / f"{name}.zst").write_bytes(bytes(pa.Codec("zstd").compress(text)))
+    assert rows_of(read_criteo(tmp_path)).equals(expected)
+
+
+def test_compressed_text_that_is_cut_short_or_has_too_few_fields(tmp_path: Path) -> None:
+    file = tmp_path / "day_0.gz"
+    file.write_bytes(gzip.compress(line())[:-4])
+    with pytest.raises(SourceError, match=rf"day_0\.gz: .*byte {file.stat().st_size} of .*Truncated"):
+        read_criteo(tmp_path)
+    file.write_bytes(gzip.compress(line()[2:]))
+    with pytest.raises(SourceError, match=r"day_0\.gz:1: expected 40 .* got 39"):
         read_criteo(tmp_path)
 
 

@@ -328,13 +328,6 @@ def test_the_bound_holds_what_reading_takes(tmp_path: Path, schema: pa.Schema) -
 # Refusals.
 
 
-@pytest.mark.parametrize("name", ["a.tsv.gz", "a.zst", "A.GZ", "day.bz2"])
-def test_compressed_files_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"whatever")
-    with pytest.raises(SourceError, match=re.escape(f"{name}: compressed text is not supported yet")):
-        TextSource(tmp_path, schema=AB)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

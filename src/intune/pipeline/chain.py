@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from intune.pipeline.loader import Loader
     from intune.pipeline.order import OnUneven
 
-Executor = Literal["thread", "process"]
+Executor = Literal["thread", "process", "auto"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Stage:
         flow: What comes in.
         gives: What goes out.
         function: The user's function, for the kinds that have one.
-        executor: "thread" or "process".
+        executor: "thread", "process" or "auto".
         max_concurrency: The most items that it may work on at once; None = no limit of its own.
         waits: Whether it waits instead of computing; None = to be measured.
         rng: Whether the function gets a seeded generator.
@@ -81,7 +81,9 @@ class Pipeline:
                 never gets 0 rows, and may give 0. A class is made once for each worker. Must be
                 deterministic given its arguments.
             name: Name of the stage; by default the function's.
-            executor: "thread" for what releases the interpreter lock, "process" for what holds it.
+            executor: "thread" for what releases the interpreter lock, "process" for what holds it; "auto" to have
+                that measured on the first items, decided once and noted in the journal. What global generators of
+                random numbers give may then depend on the decision: draw from `rng` instead.
             max_concurrency: The most items at once; 1 for what is not safe in parallel.
             waits: True for what waits (network, sleeps) and so needs no CPU slot; None measures it.
             rng: Also pass a numpy Generator that is seeded by (seed, epoch, stage, item).
@@ -302,8 +304,11 @@ class Pipeline:
         title = name or _name_of(function, kind)
         if not callable(function):
             raise PipelineError(f"stage {title!r}: {kind} needs a function, got {type(function).__name__}")
-        if executor not in ("thread", "process"):
-            raise PipelineError(f"stage {title!r}: executor must be 'thread' or 'process', got {executor!r}")
+        if executor not in ("thread", "process", "auto"):
+            raise PipelineError(f"stage {title!r}: executor must be 'thread', 'process' or 'auto', got {executor!r}")
+        if executor == "auto" and kind == "flat_map":
+            how = "flat_map draws lazily in a thread, or as a list in a process"
+            raise PipelineError(f"stage {title!r}: {how}: say which")
         if max_concurrency is not None and (not _is_int(max_concurrency) or max_concurrency < 1):
             raise PipelineError(f"stage {title!r}: max_concurrency must be at least 1 or None, got {max_concurrency!r}")
         if executor == "process" and waits:

@@ -3,21 +3,23 @@
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from intune._errors import AllocationError
+from intune._errors import IntuneError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
 from intune.metrics.counters import StageCounters, unmet
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
 from intune.pipeline.calls import Failure, StageCall
 from intune.pipeline.chain import Pipeline
+from intune.pipeline.checks import check_allocation
+from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial, Verdict
 from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, Share
 from intune.pipeline.scheduler import Bell, Scheduler
 from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource, SequentialSource
-from intune.pipeline.stage import LiveStage, Pool, RemoteCall
+from intune.pipeline.stage import LiveStage, Pool, RemoteCall, Trial
 
 ACCOUNT_SECONDS = 2e-3
 """How often at most the stages' waits are booked while work goes on: it costs some microseconds."""
@@ -94,6 +96,8 @@ class Engine:
         self._resizing = threading.RLock()
         self._asked: dict[int, int] = {}
         self._closed = False
+        self._starters: list[threading.Thread] = []
+        context.on_executor_trial = self._note_executor_trial
         context.ordered, context.prefetch, context.skip = options.ordered, options.prefetch, options.skip
         context.on_skip = self._note_skips
         me = weakref.ref(self)
@@ -103,7 +107,8 @@ class Engine:
             if engine is not None:
                 engine.refresh()
 
-        self.live = self._make_stages(make_pool, changed)
+        self._make_pool, self._changed = make_pool, changed
+        self.live = self._make_stages(budget.cpus)
         self.allocation = Allocation({stage.info.name: None for stage in self.live}, budget.cpus)
         now = self._clock.wall()
         self._window_start = self._accounted = now
@@ -125,7 +130,7 @@ class Engine:
         Raises:
             AllocationError: If an entry is unknown, missing or not allowed; nothing is clamped.
         """
-        self._check(allocation)
+        check_allocation(allocation, [stage.info.name for stage in self.live])
         with self.scheduler.lock:
             for stage in self.live:
                 before, after = stage.concurrency, allocation.concurrency[stage.info.name]
@@ -261,6 +266,8 @@ class Engine:
             pools = [stage.pool for stage in self.live if stage.pool is not None]
         for pool in pools:
             pool.close()
+        for starter in self._starters:
+            starter.join()
         stuck = self.scheduler.close(CLOSE_SECONDS)
         with self.scheduler.lock:
             self._reap()
@@ -285,7 +292,7 @@ class Engine:
 
     # --- inside
 
-    def _make_stages(self, make_pool: Callable[..., Pool], changed: Callable[[], None]) -> list[LiveStage]:
+    def _make_stages(self, slots: int) -> list[LiveStage]:
         source = self.pipeline.source
         most = 1 if isinstance(source, SequentialSource) else source.max_concurrency
         infos: list[tuple[StageInfo, StageCall | None]] = [
@@ -293,7 +300,8 @@ class Engine:
         ]
         share = self.options.share
         for number, stage in enumerate(self.pipeline.stages, 1):
-            info = StageInfo(stage.name, stage.kind, stage.executor, stage.max_concurrency, stage.waits)
+            executor: Literal["thread", "process"] = "process" if stage.executor == "process" else "thread"
+            info = StageInfo(stage.name, stage.kind, executor, stage.max_concurrency, stage.waits)
             call = None
             if stage.kind not in ("shuffle", "batch"):
                 function = stage.function if stage.function is not None else _nothing
@@ -305,8 +313,11 @@ class Engine:
             for number, (info, call) in enumerate(infos):
                 pool = None
                 if info.executor == "process" and call is not None:
-                    pool = make_pool(info.name, RemoteCall(call), changed)
-                live.append(LiveStage(info, call, number, pool=pool))
+                    pool = self._make_pool(info.name, RemoteCall(call), self._changed)
+                trial = None
+                if number and self.pipeline.stages[number - 1].executor == "auto" and not info.waits and slots > 1:
+                    trial = ExecutorTrial(self.context.make_probe(PROBE_SECONDS))
+                live.append(LiveStage(info, call, number, pool=pool, executor_trial=trial))
         except BaseException:
             for made in live:
                 if made.pool is not None:
@@ -355,13 +366,48 @@ class Engine:
             )
         self._refresh()
 
+        if waits and stage.executor_trial is not None:
+            self._choose(stage, Verdict("thread", "its items wait"))
+
+    def _note_executor_trial(self, stage: LiveStage, wall: float, cpu: float, size: int) -> None:
+        assert stage.executor_trial is not None
+        verdict = stage.executor_trial.add(wall, cpu, size)
+        if verdict is not None:
+            self._choose(stage, verdict)
+
+    def _choose(self, stage: LiveStage, verdict: Verdict) -> None:
+        """It is now known where a stage's function is to run; it stays there."""
+        stage.executor_trial = None
+        if verdict.executor == "process" and not self._closed:
+            assert stage.call is not None
+            try:
+                stage.pool = self._make_pool(stage.info.name, RemoteCall(stage.call), self._changed)
+            except IntuneError as error:
+                verdict = Verdict("thread", f"{verdict.reason}, but it cannot be sent to a process ({error})")
+            else:
+                stage.info = replace(stage.info, executor="process", waits=False)
+                stage.trial = None
+        self._events.append(Event("executor", stage.info.name, f"{verdict.executor}: {verdict.reason}"))
+        self._refresh()
+        if stage.pool is not None:
+            # Not here: the lock is held, and a pool tells of its changes at once.
+            self._starters.append(threading.Thread(target=self._start_pool, args=(stage,), name="intune-start"))
+            self._starters[-1].start()
+
+    def _start_pool(self, stage: LiveStage) -> None:
+        self._resize_pools()
+        if stage.instances is not None:
+            stage.instances.trim(0)
+
     def _end_long_trial(self, now: float) -> None:
         """A trial is to cost little: where one item takes long the others go on."""
         found = self.context.on_trial or self.context.held_back
         if found is None:
             return
         stage, since = found
-        if stage.trial is not None and now - since > stage.trial.PATIENCE_SECONDS:
+        if stage.executor_trial is not None and now - since > Trial.PATIENCE_SECONDS:
+            stage.executor_trial.disturbed = True
+        if stage.wants_alone and now - since > Trial.PATIENCE_SECONDS:
             for other in self.live:
                 if other.trial is not None:
                     other.trial.lifted = True
@@ -438,23 +484,6 @@ class Engine:
             self.runs = [keep]
             self._events.append(Event("epoch_start", None, f"epoch {keep.epoch}"))
             self.scheduler.nudge(sure=True)
-
-    def _check(self, allocation: Allocation) -> None:
-        names = [stage.info.name for stage in self.live]
-        unknown = sorted(set(allocation.concurrency) - set(names))
-        missing = [name for name in names if name not in allocation.concurrency]
-        if unknown or missing:
-            raise AllocationError(
-                f"an allocation needs one entry for each of {names}: unknown {unknown}, missing {missing}"
-            )
-        for name, value in allocation.concurrency.items():
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise AllocationError(f"concurrency of {name!r} must be an int >= 0 or None, got {value!r}")
-        if not isinstance(allocation.slots, int) or allocation.slots < 1:
-            raise AllocationError(f"slots must be an int >= 1, got {allocation.slots!r}")
-        size = allocation.in_flight_bytes
-        if size is not None and (not isinstance(size, int) or size < 0):
-            raise AllocationError(f"in_flight_bytes must be an int >= 0 or None, got {size!r}")
 
 
 def _shown(value: int | None) -> str:

@@ -128,6 +128,8 @@ class CallNode(Node):
 
     def _finish(self, item: Item, output: Output, wall: float, cpu: float, sizes: Footprint) -> None:
         self._book(item.count, wall, cpu)
+        if self.stage.executor_trial is not None:
+            self.context.on_executor_trial(self.stage, wall, cpu, sum(sizes.values()))
         if item.keys is not None:
             self.stage.note_seconds(item.count, wall)
         self._skipped(item, output.skipped)

@@ -148,14 +148,14 @@ class EpochRun:
                 continue
             if not all(node.gates()):
                 continue
-            if stage.trial is not None and not stage.trial.lifted and self.context.busy:
+            if stage.wants_alone and self.context.busy:
                 self.context.held_back = self.context.held_back or (stage, self.context.clock.wall())
                 return None  # it is measured alone: let the others finish first
-            task = RunTask(self, stage, node.begin(), on_waits if stage.trial is not None else None)
+            alone = stage.wants_alone
+            task = RunTask(self, stage, node.begin(), on_waits if alone or stage.trial is not None else None)
             stage.running += 1
             self.running += 1
             self.context.busy += 1
-            alone = stage.trial is not None and not stage.trial.lifted
             self.context.on_trial = (stage, self.context.clock.wall()) if alone else None
             self.context.held_back = None if alone else self.context.held_back
             return task

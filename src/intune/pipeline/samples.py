@@ -20,7 +20,7 @@ RUN_BYTES = 1 << 20
 
 def run_length(stage: LiveStage) -> int:
     """Samples of the next run by what the stage alone costs a sample."""
-    return _length(stage.sample_seconds, stage.pool is not None)
+    return _length(stage.sample_seconds, stage.pool is not None or stage.executor_trial is not None)
 
 
 def _length(seconds: float | None, process: bool) -> int:
@@ -43,7 +43,7 @@ class SampleNode(Node):
         known = [second for second in seconds if second is not None]
         if len(known) < len(seconds):
             return 1
-        process = any(stage.pool is not None for stage in self._stages)
+        process = any(stage.pool is not None or stage.executor_trial is not None for stage in self._stages)
         length = min(_length(sum(known), process), 2 * self._last_length)
         if self._sample_bytes:
             length = min(length, max(1, int(RUN_BYTES / self._sample_bytes)))

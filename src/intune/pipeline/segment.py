@@ -10,10 +10,15 @@ from typing import Any, Protocol
 
 from intune._clock import Clock
 from intune.pipeline.calls import Failure
+from intune.pipeline.executors import Probe
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge, Forecast, Ledger
 from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
 from intune.pipeline.stage import LiveStage
+
+
+def _no_probe(seconds: float) -> Probe:
+    raise NotImplementedError("no way to measure waits for the interpreter lock was given")
 
 
 @dataclass
@@ -33,6 +38,8 @@ class Context:
         most_bytes: The most bytes that were ever allowed in flight; None = no limit so far.
         held_back: The stage whose trial waits for others to finish, and since when.
         on_skip: Called with stage name, origin and failures that were left out.
+        on_executor_trial: Called with a stage whose executor is open, its item's wall and CPU seconds and bytes.
+        make_probe: Makes what measures waits for the interpreter lock, given the seconds between its samples.
         run_queue: Seconds that the calling thread was runnable without a CPU; None where unknown.
     """
 
@@ -48,6 +55,8 @@ class Context:
     held_back: tuple[LiveStage, float] | None = None
     most_bytes: int | None = None
     on_skip: Callable[[str, str, tuple[Failure, ...]], None] = lambda stage, origin, failures: None
+    on_executor_trial: Callable[[LiveStage, float, float, int], None] = lambda stage, wall, cpu, size: None
+    make_probe: Callable[[float], Probe] = _no_probe
     run_queue: Callable[[], float | None] = lambda: None
 
     @property

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from intune._clock import Clock
 from intune._values import StageInfo
 from intune.metrics.counters import StageCounters
 from intune.pipeline.calls import StageCall
+from intune.pipeline.executors import ExecutorTrial
 
 
 class Pool(Protocol):
@@ -167,6 +169,7 @@ class LiveStage:
         running: Items in hand.
         pool: Its processes, for a process stage.
         trial: The measurement of whether it waits, until that is decided.
+        executor_trial: The measurement of whether processes are worth it, until that is decided.
         sample_seconds: Recent wall seconds a sample, for the length of runs.
     """
 
@@ -179,6 +182,7 @@ class LiveStage:
     running: int = 0
     pool: Pool | None = None
     trial: Trial | None = None
+    executor_trial: ExecutorTrial | None = None
     sample_seconds: float | None = None
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
@@ -194,6 +198,11 @@ class LiveStage:
     def holds_slot(self) -> bool:
         """Whether its items hold a CPU slot."""
         return self.info.waits is not True
+
+    @property
+    def wants_alone(self) -> bool:
+        """Whether its next item is to be measured with nothing else under way."""
+        return (self.trial is not None and not self.trial.lifted) or self.executor_trial is not None
 
     def decide(self, waits: bool) -> None:
         """It is now known whether the stage waits."""
@@ -212,7 +221,7 @@ class LiveStage:
             self.processes = wanted
             # A pool that cannot start its processes says why to whoever calls it.
             wanted = min(wanted, self.pool.live if not self.pool.failed else max(1, self.pool.live))
-        if self.trial is not None and not self.trial.lifted:
+        if self.wants_alone:
             wanted = min(wanted, 1)
         self.cap = wanted
 
@@ -232,7 +241,8 @@ class LiveStage:
         assert self.instances is not None
         call = self.instances.borrow()
         try:
-            output = call(payload, keys, epoch)
+            with self.executor_trial.watch() if self.executor_trial is not None else nullcontext():
+                output = call(payload, keys, epoch)
         finally:
             self.instances.give_back(call, max(1, self.cap))
         return output, clock.wall() - began, clock.cpu() - cpu

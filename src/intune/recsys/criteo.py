@@ -17,6 +17,7 @@ import intune
 from intune._errors import PipelineError, SourceError
 from intune.sources._files import FileSet, Paths, find_files, reading
 from intune.sources._hex import hex_to_int64
+from intune.sources._streams import first_line
 
 LABEL_COLUMN = "label"
 COUNT_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
@@ -183,8 +184,8 @@ def _format_of(files: FileSet, index: int) -> Literal["tsv", "parquet"]:
 
 def _check_first_line(files: FileSet, index: int, label: bool) -> None:
     path = files.path(index)
-    with reading(lambda: path), files.filesystem.open_input_stream(path) as stream:
-        line = stream.read(1 << 16).split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf").rstrip(b"\r")
+    with reading(lambda: path):
+        line = first_line(files, index)
     if not line:
         return  # an empty file has no rows; a blank first line is the reader's to judge
     fields = line.split(b"\t")

@@ -1,5 +1,6 @@
 """Lines of fields to typed columns: pyarrow's parser, held to the letter, and errors that say which line."""
 
+import csv
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,27 +36,35 @@ class BadLineError(Exception):
 class FieldParser:
     """Turns lines into a record batch of a declared schema; immutable."""
 
-    def __init__(self, schema: pa.Schema, delimiter: str, null: str, hex_columns: Sequence[str]) -> None:
+    def __init__(
+        self, schema: pa.Schema, delimiter: str, null: str, hex_columns: Sequence[str], quote: str | None = None
+    ) -> None:
         """Check that the schema can be read from text.
+
+        With a `quote`, a value may stand between two of these and then have delimiters and line ends in it, and
+        two quotes for each of its own; a quoted value is never null.
 
         Raises:
             SourceError: If it cannot be.
         """
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in "\r\n\0":
             raise SourceError(f"delimiter must be one ASCII character that ends no line, not {delimiter!r}")
-        if any(mark in null for mark in (delimiter, "\r", "\n")):
+        if quote is not None and (len(quote) != 1 or not quote.isascii() or quote in f"\r\n\0{delimiter}"):
+            raise SourceError(f"quote must be one ASCII character apart from the delimiter, or None, not {quote!r}")
+        if any(mark in null for mark in (delimiter, "\r", "\n", quote or delimiter)):
             raise SourceError(f"null must be the text of one field, not {null!r}")
         self.schema: pa.Schema = schema
         self._hex_columns = _checked_hex_columns(schema, hex_columns)
         self._delimiter = delimiter
         self._null = null
+        self._quote = quote
         self._types = {field.name: pa.binary() if field.name in self._hex_columns else field.type for field in schema}
         self._options = pacsv.ParseOptions(
             delimiter=delimiter,
-            quote_char=False,
-            double_quote=False,
+            quote_char=False if quote is None else quote,
+            double_quote=quote is not None,
             escape_char=False,
-            newlines_in_values=False,
+            newlines_in_values=quote is not None,
             ignore_empty_lines=len(schema) > 1,  # of one column, an empty line is a row with an empty field
         )
         self._all = self._convert_options(schema.names)
@@ -87,7 +96,9 @@ class FieldParser:
         Raises:
             BadLineError: For the first line that is not as declared.
         """
-        stray = lines.stray_return()
+        if self._quote is not None:
+            self._check_quotes(lines)
+        stray = lines.stray_return(self._quote)
         if stray is not None:  # pyarrow would begin a new row there
             raise BadLineError(stray, "a carriage return that no line feed follows")
         rows = self.row_lines(lines)
@@ -120,7 +131,11 @@ class FieldParser:
 
     def _convert_options(self, names: list[str]) -> pacsv.ConvertOptions:
         return pacsv.ConvertOptions(
-            column_types=self._types, null_values=[self._null], strings_can_be_null=True, include_columns=names
+            column_types=self._types,
+            null_values=[self._null],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            include_columns=names,
         )
 
     def _check_types(self) -> None:
@@ -135,7 +150,36 @@ class FieldParser:
                 ) from None
 
     def _split(self, lines: Lines, line: int) -> list[str]:
-        return lines.text(line).decode(errors="backslashreplace").split(self._delimiter)
+        text = lines.text(line).decode(errors="backslashreplace")
+        if self._quote is None:
+            return text.split(self._delimiter)
+        return next(csv.reader([text], delimiter=self._delimiter, quotechar=self._quote), [])
+
+    def _check_quotes(self, lines: Lines) -> None:
+        """Quotes only around whole values and doubled in them; pyarrow takes others in ways that depend on the cut.
+
+        Counted from the beginning of a line, every first quote opens and every second one closes, where a doubled
+        one closes and opens again.
+        """
+        array = np.frombuffer(lines.data, np.uint8)
+        quotes = np.flatnonzero(array == ord(self._quote or ""))
+        if not quotes.size:
+            return
+        opening, closing = quotes[0::2], quotes[1::2]
+        before = array[np.maximum(opening - 1, 0)]
+        first = (opening == 0) | np.isin(opening, lines.ends)
+        opens = first | (before == ord(self._delimiter))
+        opens[1:] |= opening[1:] - 1 == closing[: opening.size - 1]
+        after = array[np.minimum(closing + 1, array.size - 1)]
+        closes = (closing + 1 == array.size) | np.isin(after, [ord(self._delimiter), 10, 13])
+        following = opening[1:] if opening.size > closing.size else np.append(opening[1:], -1)
+        closes |= following == closing + 1
+        bad = np.concatenate([opening[~opens], closing[~closes], opening[closing.size :]])
+        if bad.size:
+            line = int(np.searchsorted(lines.ends, bad.min(), side="right"))
+            raise BadLineError(
+                line, f"a {self._quote} that neither opens nor closes a whole value; in a quoted value it is doubled"
+            )
 
     def _hex(self, field: pa.Field, column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.Array:
         # Joined first: a call for each chunk would take the interpreter lock thousands of times a unit.

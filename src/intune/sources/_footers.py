@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intune.sources._files import FileSet, reading
+from intune.sources._retries import Retries
 
 READ_AHEAD = 1 << 18
 """Bytes that are read at once of each column of a streamed row group."""
@@ -58,6 +59,10 @@ class FooterCache:
         self._kept: OrderedDict[int, pq.FileMetaData] = OrderedDict()
         self._bytes = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy begins with none."""
+        return FooterCache, ()
+
     def get(self, file: int) -> pq.FileMetaData | None:
         """The footer of a file if it is still here."""
         with self._lock:
@@ -78,14 +83,14 @@ class FooterCache:
 
 
 def read_footers(
-    files: FileSet, columns: Sequence[str] | None, block_rows: int, cache: FooterCache
+    files: FileSet, columns: Sequence[str] | None, block_rows: int, cache: FooterCache, retries: Retries
 ) -> Iterator[Footer]:
     """Read each footer once, in the order of the files, with a few threads that end with this call.
 
     Raises:
         SourceError: For the first file in order that is not a whole Parquet file; with its path and size.
     """
-    scan = partial(_read_task, files, columns, block_rows, cache)
+    scan = partial(_read_task, files, columns, block_rows, cache, retries)
     size = max(1, min(_MOST_FILES_A_TASK, len(files) // _THREADS))
     tasks = [range(start, min(start + size, len(files))) for start in range(0, len(files), size)]
     if len(tasks) == 1:
@@ -100,15 +105,18 @@ def read_footers(
 
 
 def _read_task(
-    files: FileSet, columns: Sequence[str] | None, block_rows: int, cache: FooterCache, task: range
+    files: FileSet,
+    columns: Sequence[str] | None,
+    block_rows: int,
+    cache: FooterCache,
+    retries: Retries,
+    task: range,
 ) -> list[Footer]:
     footers: list[Footer] = []
     leaves: list[_Leaf] = []
     for file in task:
         with reading(partial(_named, files, file)):
-            with files.open(file) as stream:
-                parquet = pq.ParquetFile(stream, pre_buffer=False)
-                schema, metadata = parquet.schema_arrow, parquet.metadata
+            schema, metadata = retries.call(partial(_read_footer, files, file))
             cache.put(file, metadata)
             if not footers or not schema.equals(footers[-1].schema):
                 leaves = _leaves(metadata, columns)
@@ -124,6 +132,12 @@ def _read_task(
                 )
             )
     return footers
+
+
+def _read_footer(files: FileSet, file: int) -> tuple[pa.Schema, pq.FileMetaData]:
+    with files.open(file) as stream:
+        parquet = pq.ParquetFile(stream, pre_buffer=False)
+        return parquet.schema_arrow, parquet.metadata
 
 
 def _named(files: FileSet, file: int) -> str:

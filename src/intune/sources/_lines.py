@@ -28,12 +28,14 @@ class Lines:
     Attributes:
         data: Their bytes, line ends included.
         ends: int64 [lines], where each ends in `data`, its line end included.
-        offset: Where `data` begins in the file.
+        offset: Where `data` begins in the file, or in the text of a compressed one.
+        before: How many line feeds are before them; None where that is not known.
     """
 
     data: pa.Buffer
     ends: npt.NDArray[np.int64]
     offset: int
+    before: int | None = None
 
     def __len__(self) -> int:
         """Number of lines, empty ones included."""
@@ -43,7 +45,11 @@ class Lines:
         """Lines `start` to `stop`, sharing the bytes."""
         first = int(self.ends[start - 1]) if start else 0
         last = int(self.ends[stop - 1]) if stop else 0
-        return Lines(self.data.slice(first, last - first), self.ends[start:stop] - first, self.offset + first)
+        ends = self.ends[start:stop] - first
+        before = self.before
+        if before is not None:
+            before += _line_feeds(self.data.slice(0, first))
+        return Lines(self.data.slice(first, last - first), ends, self.offset + first, before)
 
     def begins_with_mark(self) -> bool:
         """Whether the first character is a byte order mark, or a value that looks like one."""
@@ -55,7 +61,11 @@ class Lines:
             return self
         data = self.data.slice(len(BYTE_ORDER_MARK))
         ends = self.ends - len(BYTE_ORDER_MARK)
-        return Lines(data, ends[ends > 0], self.offset + len(BYTE_ORDER_MARK))
+        return Lines(data, ends[ends > 0], self.offset + len(BYTE_ORDER_MARK), self.before)
+
+    def line_feeds(self) -> int:
+        """Line feeds in them: more than lines where values have some in quotes."""
+        return _line_feeds(self.data)
 
     def text(self, line: int) -> bytes:
         """One line without its line end."""
@@ -75,13 +85,15 @@ class Lines:
         """Bytes of the longest line, its line end included."""
         return int(np.diff(self.ends, prepend=0).max(initial=0))
 
-    def stray_return(self) -> int | None:
-        """The first line with a carriage return that is not part of its line end, or None."""
+    def stray_return(self, quote: str | None = None) -> int | None:
+        """The first line with a carriage return that is part neither of a line end nor of a quoted value, or None."""
         array = np.frombuffer(self.data, np.uint8)
         if not any(np.any(part == _CR) for part in _parts(array)):
             return None
         returns = np.flatnonzero(array == _CR)
         stray = returns[array[np.minimum(returns + 1, array.size - 1)] != _LF]
+        if quote is not None:
+            stray = stray[np.searchsorted(np.flatnonzero(array == ord(quote)), stray) % 2 == 0]
         return int(np.searchsorted(self.ends, stray[0], side="right")) if stray.size else None
 
 
@@ -96,7 +108,7 @@ def read_lines(stream: pa.NativeFile, size: int, start: int, stop: int) -> Lines
     while True:
         stream.seek(begin)
         data = stream.read_buffer(min(stop + ahead, size) - begin)
-        ends = _line_ends(np.frombuffer(data, np.uint8))
+        ends = line_ends(np.frombuffer(data, np.uint8))
         if begin + data.size == size and (not ends.size or ends[-1] != data.size):
             ends = np.append(ends, data.size)  # the last line of the file has no line end
         last = int(np.searchsorted(ends, stop - begin))  # the line in which byte `stop - 1` lies
@@ -115,9 +127,12 @@ def count_lines(stream: pa.NativeFile, stop: int) -> int:
     count = 0
     for begin in range(0, stop, 1 << 20):
         stream.seek(begin)
-        block = np.frombuffer(stream.read_buffer(min(stop - begin, 1 << 20)), np.uint8)
-        count += int(np.count_nonzero(block == _LF))
+        count += _line_feeds(stream.read_buffer(min(stop - begin, 1 << 20)))
     return count
+
+
+def _line_feeds(data: pa.Buffer) -> int:
+    return sum(int(np.count_nonzero(part == _LF)) for part in _parts(np.frombuffer(data, np.uint8)))
 
 
 def _parts(array: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
@@ -125,6 +140,7 @@ def _parts(array: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
         yield array[begin : begin + _SCAN]
 
 
-def _line_ends(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+def line_ends(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Where lines end that end with a line feed: the byte after it, int64 [lines]."""
     found = [np.flatnonzero(part == _LF) + (index * _SCAN + 1) for index, part in enumerate(_parts(array))]
     return np.concatenate(found) if found else np.empty(0, np.int64)

@@ -1,7 +1,7 @@
 """Parquet files, read a row group at a time; larger row groups as a stream of blocks."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from intune._errors import SourceError
 from intune.sources._files import Paths, find_files, reading
 from intune.sources._footers import READ_AHEAD, FooterCache, read_footers
+from intune.sources._retries import Retries
 from intune.sources._schema import check_columns, merge_schemas
 
 
@@ -35,6 +36,7 @@ class ParquetSource:
         dictionary_columns: Sequence[str] = (),
         filesystem: Any = None,
         block_rows: int = 65_536,
+        retries: Retries | None = None,
     ) -> None:
         """List the files and read their footers; no data is read.
 
@@ -45,6 +47,7 @@ class ParquetSource:
                 every string anew where the file stores them through a dictionary, and costs time where it doesn't.
             filesystem: A pyarrow or fsspec filesystem. None: the local one, or what a URI says.
             block_rows: Most rows of a block, at least 1.
+            retries: How reads that fail for a moment are repeated; None: three times.
 
         Raises:
             SourceError: If a path is missing, a file is not a whole Parquet file, a column is missing, the
@@ -57,6 +60,7 @@ class ParquetSource:
         self._columns = None if columns is None else list(columns)
         self._block_rows = block_rows
         self._files = find_files(paths, filesystem)
+        self._retries = Retries() if retries is None else retries
         self._footers = FooterCache()
         self._unit_files, self._unit_groups, self._unit_rows, self._bounds = (array("q") for _ in range(4))
         schemas = self._scan()
@@ -102,11 +106,19 @@ class ParquetSource:
     def open(self, unit: int) -> Iterator[pa.RecordBatch]:
         """Read one row group as blocks; the file is open until the iterator ends or is closed.
 
+        What fails for a moment is tried again, from the block on that was being read.
+
         Raises:
             SourceError: If the file cannot be read or has changed; the message has path and row group.
         """
+        with reading(partial(self.describe, unit)):
+            for batch in self._retries.resume(partial(self._batches, unit)):
+                yield self._conform(batch)
+
+    def _batches(self, unit: int) -> Generator[pa.RecordBatch, None, None]:
+        """The blocks as they are in the file."""
         file, left = self._unit_files[unit], self._unit_rows[unit]
-        with reading(partial(self.describe, unit)), self._files.open(file) as stream:
+        with self._files.open(file) as stream:
             parquet = pq.ParquetFile(
                 stream,
                 metadata=self._footers.get(file),
@@ -124,14 +136,14 @@ class ParquetSource:
                 if batch.num_rows != min(left, self._block_rows):
                     raise self._wrong_rows(unit, batch.num_rows, min(left, self._block_rows))
                 left -= batch.num_rows
-                yield self._conform(batch)
+                yield batch
             if left:
                 raise self._wrong_rows(unit, 0, left)
 
     def _scan(self) -> list[tuple[str, pa.Schema]]:
         """Note all units; the distinct schemas with the first file that has each."""
         schemas: list[tuple[str, pa.Schema]] = []
-        footers = read_footers(self._files, self._columns, self._block_rows, self._footers)
+        footers = read_footers(self._files, self._columns, self._block_rows, self._footers, self._retries)
         for file, footer in enumerate(footers):
             if not any(footer.schema.equals(schema) for _, schema in schemas):
                 schemas.append((self._files.path(file), footer.schema))
