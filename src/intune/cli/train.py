@@ -61,9 +61,15 @@ def train(
         Path | None,
         typer.Option(help="Folder of a run to go on with, from its last checkpoint.", show_default="a new run"),
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show progress as lines, as where stdout is no terminal; no live table.")
+    ] = False,
 ) -> None:
     """Train a DLRM on Criteo files: Kaggle's train.txt, days of the 1 TB set, or Parquet made from them."""
     with clean_endings(OPTIONS):
+        from rich.console import Console
+
+        from intune.cli.live import LiveTable, fits
         from intune.recsys.config import TrainConfig
         from intune.recsys.train import train as run
 
@@ -93,7 +99,10 @@ def train(
         else:
             fields["run_dir"] = run_dir or new_run_dir(Path("runs"), fields["paths"][0], datetime.now())
             config = TrainConfig(**fields)
-        for line in run(config, resume=resume is not None, echo=typer.echo).lines():
+        console = Console()
+        table = LiveTable(console) if fits(console, plain=plain) else None
+        echo = typer.echo if table is None else table.echo
+        for line in run(config, resume=resume is not None, echo=echo, reporter=table).lines():
             typer.echo(line)
 
 

@@ -1,9 +1,15 @@
 """What came of a training run, as a value, as JSON and as lines to read."""
 
 import json
+import math
 import textwrap
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+from intune._values import Snapshot
+from intune.pipeline.stats import Stats
 
 COLUMNS = 80
 _NAME = 12
@@ -28,6 +34,84 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was measured while training went on; None = not known.
+
+    Attributes:
+        wait_share: Share of the time in which the training loop waited for the loader.
+        busiest_stage: The stage that used most CPU.
+        busiest_stage_cpu_share: Its share of the CPU seconds of all stages.
+        memory_peak_bytes: Most that the process tree used in the windows that were seen.
+        memory_limit_bytes: Limit on it.
+    """
+
+    wait_share: float | None = None
+    busiest_stage: str | None = None
+    busiest_stage_cpu_share: float | None = None
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+    def in_words(self) -> str:
+        """A sentence for a person, of what is known; empty where nothing is."""
+        said = []
+        if self.wait_share is not None:
+            said.append(f"the trainer waited {self.wait_share:.0%} of the time")
+        if self.busiest_stage is not None and self.busiest_stage_cpu_share is not None:
+            said.append(f"{self.busiest_stage} used {self.busiest_stage_cpu_share:.0%} of the loader's CPU")
+        if self.memory_peak_bytes is not None:
+            of = "" if self.memory_limit_bytes is None else f"of {self.memory_limit_bytes / 2**30:.1f} "
+            # Rounded up, for what was never passed must not be below what was measured.
+            said.append(f"memory never above {math.ceil(self.memory_peak_bytes / 2**30 * 10) / 10:.1f} {of}GiB")
+        return "; ".join(said)
+
+
+class MemoryPeak:
+    """The most memory that any window which it was shown had, and the limit on it."""
+
+    def __init__(self) -> None:
+        """Begin with nothing known."""
+        self.peak_bytes: int | None = None
+        self.limit_bytes: int | None = None
+
+    def see(self, window: Snapshot | None) -> None:
+        """Look at a window."""
+        if window is not None:
+            self._see(window.machine.memory_bytes, window.machine.memory_limit_bytes)
+
+    def see_journal(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Look at the windows in lines of a journal, each with all of `seen`."""
+        for line in lines:
+            machine = line["seen"]["machine"]
+            self._see(machine["memory_bytes"], machine["memory_limit_bytes"])
+
+    def _see(self, used: int | None, limit: int | None) -> None:
+        if used is not None:
+            self.peak_bytes = max(used, self.peak_bytes or 0)
+        if limit is not None:
+            self.limit_bytes = limit
+
+
+def measure(stats: Stats, seconds: float, memory: MemoryPeak) -> Measured:
+    """What a loader's lifetime figures say of a run.
+
+    Args:
+        stats: Of the loader at the end of training.
+        seconds: Wall seconds of training.
+        memory: What was seen of the memory.
+    """
+    cpu_seconds = {name: stage.cpu_seconds for name, stage in stats.stages.items()}
+    total = sum(cpu_seconds.values())
+    busiest = max(cpu_seconds, key=cpu_seconds.__getitem__) if total > 0 else None
+    return Measured(
+        wait_share=min(1.0, stats.wait_seconds / seconds) if seconds > 0 else None,
+        busiest_stage=busiest,
+        busiest_stage_cpu_share=None if busiest is None else cpu_seconds[busiest] / total,
+        memory_peak_bytes=memory.peak_bytes,
+        memory_limit_bytes=memory.limit_bytes,
+    )
+
+
+@dataclass(frozen=True)
 class Summary:
     """A training run.
 
@@ -43,6 +127,7 @@ class Summary:
         limited_by: What limited the rate, in words.
         notes: What else the reader should know.
         run_dir: Folder with config.json, journal.jsonl and summary.json.
+        measured: What was measured on the way; summary.json has it in words too, as `in_words`.
     """
 
     rows_by_epoch: tuple[int, ...]
@@ -56,6 +141,7 @@ class Summary:
     limited_by: str
     notes: tuple[str, ...]
     run_dir: Path
+    measured: Measured = field(default_factory=Measured)
 
     @property
     def rows_split_exactly(self) -> bool | None:
@@ -67,18 +153,25 @@ class Summary:
 
     def write(self) -> None:
         """Write summary.json into the run folder."""
-        fields = asdict(self) | {"run_dir": str(self.run_dir), "rows_split_exactly": self.rows_split_exactly}
+        fields = asdict(self) | {
+            "run_dir": str(self.run_dir),
+            "rows_split_exactly": self.rows_split_exactly,
+            "in_words": self.measured.in_words(),
+        }
         (self.run_dir / "summary.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
     def lines(self) -> list[str]:
         """The summary for a terminal of 80 columns; only the path of the run folder may be longer."""
         rows, share = sum(self.rows_by_epoch), self.wait_seconds / self.seconds
+        in_words = self.measured.in_words()
         lines = [
             f"{f'epoch {epoch}':<{_NAME}}{rows_in_it:,} rows, mean loss {loss:.4f}"
             for epoch, (rows_in_it, loss) in enumerate(zip(self.rows_by_epoch, self.loss_by_epoch, strict=True))
         ]
         if self.broken_off:
             lines[-1] += " (broken off: the time was up)"
+        if in_words:
+            lines.insert(0, f"{'in short':<{_NAME}}{in_words}")
         lines += [
             f"trained     {rows:,} rows in {self.seconds:.1f} s, {rows / self.seconds:,.0f} rows/s",
             f"loss        {self.loss_first:.4f} -> {self.loss_last:.4f} (means over the first and the last steps)",

@@ -19,14 +19,15 @@ from torch import Tensor, nn
 import intune
 from intune._errors import IntuneError, PipelineError, SourceError
 from intune.pipeline.blocks import Block, block_rows
+from intune.pipeline.source import BlockSource
 from intune.recsys.checkpoint import load_checkpoint, save_checkpoint
 from intune.recsys.config import TrainConfig
 from intune.recsys.criteo import read_criteo
 from intune.recsys.dlrm import DLRM
 from intune.recsys.interrupts import WholeSteps
 from intune.recsys.metrics import auc, log_loss
-from intune.recsys.progress import Progress
-from intune.recsys.summary import Evaluation, Summary
+from intune.recsys.progress import Progress, Reporter, Standing
+from intune.recsys.summary import Evaluation, MemoryPeak, Summary, measure
 
 FEW_STEPS = 10
 
@@ -76,6 +77,7 @@ def train(
     resume: bool = False,
     echo: Callable[[str], object] = print,
     clock: Callable[[], float] = time.perf_counter,
+    reporter: Reporter | None = None,
 ) -> Summary:
     """Train, evaluate, and leave config.json, journal.jsonl, checkpoint.npz and summary.json in the run folder.
 
@@ -87,6 +89,7 @@ def train(
         resume: Go on with the run in `config.run_dir` instead of beginning a new one.
         echo: Where lines about the progress go.
         clock: Seconds, for the time limit and the progress.
+        reporter: What shows how training goes; None = a line every two seconds, to `echo`.
 
     Raises:
         FileExistsError: If the run folder is there already and `resume` is False.
@@ -97,7 +100,7 @@ def train(
     """
     pipe = training_pipeline(config)
     _check_stages(config, pipe)
-    loop = _Loop(config, echo, clock)
+    loop = _Loop(config, echo, clock, reporter)
     state = loop.restore() if resume else None
     with pipe.loader(**_loader_options(config)) as trial:  # what is refused leaves no run folder behind
         if state is not None:
@@ -109,14 +112,16 @@ def train(
     with pipe.loader(**_loader_options(config), tuner=tuner, epochs=config.epoch_limit, journal=journal) as loader:
         if state is not None and not loop.done:
             loader.load_state_dict(state)
+        loop.rows_expected = expected_rows(config, pipe)
         loop.run(loader)
-        limited_by, wait_seconds = loader.explain(), loader.stats().wait_seconds
+        limited_by, stats = loader.explain(), loader.stats()
+        loop.memory.see_journal(loader.journal)
     evaluation = evaluate(config, loop.model) if config.held_out else None
     summary = Summary(
         rows_by_epoch=tuple(loop.rows_by_epoch),
         broken_off=loop.broken_off,
         seconds=loop.seconds,
-        wait_seconds=wait_seconds,
+        wait_seconds=stats.wait_seconds,
         loss_by_epoch=tuple(loop.losses.by_epoch),
         loss_first=loop.losses.first,
         loss_last=loop.losses.last,
@@ -124,6 +129,7 @@ def train(
         limited_by=limited_by,
         notes=tuple(_notes(config, loop.rows_by_epoch[0], evaluation)),
         run_dir=config.run_dir,
+        measured=measure(stats, loop.seconds, loop.memory),
     )
     summary.write()
     if summary.rows_split_exactly is False:
@@ -131,6 +137,15 @@ def train(
             f"rows were lost or repeated: see rows_by_epoch and evaluation in {config.run_dir}/summary.json"
         )
     return summary
+
+
+def expected_rows(config: TrainConfig, pipe: intune.Pipeline) -> int | None:
+    """About how many rows an epoch trains on, where the files say how many they hold; None where they do not."""
+    known = pipe.source.unit_rows() if isinstance(pipe.source, BlockSource) else None
+    if known is None:
+        return None
+    rows = sum(known)
+    return rows - rows // config.hold_out_every if config.held_out else rows
 
 
 def evaluate(config: TrainConfig, model: nn.Module) -> Evaluation:
@@ -148,10 +163,17 @@ def evaluate(config: TrainConfig, model: nn.Module) -> Evaluation:
 class _Loop:
     """The training loop and what it counts."""
 
-    def __init__(self, config: TrainConfig, echo: Callable[[str], object], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        echo: Callable[[str], object],
+        clock: Callable[[], float],
+        reporter: Reporter | None,
+    ) -> None:
         self.config = config
         self.echo = echo
         self.clock = clock
+        self.reporter = reporter
         _check_device(config.device)
         with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
             torch.default_generator.manual_seed(config.seed)
@@ -163,6 +185,9 @@ class _Loop:
         self.rows_by_epoch: list[int] = []
         self.broken_off = False
         self.seconds = 0.0
+        self.memory = MemoryPeak()
+        self.rows_expected: int | None = None
+        self._rows_before = 0
         self._epoch = 0
         self._steps = 0
         self._saved = 0.0
@@ -188,19 +213,21 @@ class _Loop:
         self._epoch = state["epoch"]
         if len(self.losses.by_epoch) < self._epoch:  # it was saved after the epoch's last step
             self.losses.end_epoch()
+        self._rows_before = self.rows
         self.echo(f"resuming after {self.rows:,} rows, in epoch {self._epoch}")
         return state
 
     def run(self, loader: intune.Loader) -> None:
         """Train until the epochs are done or the time is up."""
         begin = self._saved = self.clock()
-        progress = Progress(self.echo, self.clock)
+        reporter = self.reporter or Progress(self.echo, self.clock)
         try:
             with self._whole:
-                while not (self.done or self.broken_off):
-                    self._train_epoch(loader, progress, begin)
-                    if not self.rows:
-                        raise SourceError(f"no rows to train on: there are none in {', '.join(self.config.paths)}")
+                with reporter.running(lambda: loader.stats().window):
+                    while not (self.done or self.broken_off):
+                        self._train_epoch(loader, reporter, begin)
+                        if not self.rows:
+                            raise SourceError(f"no rows to train on: there are none in {', '.join(self.config.paths)}")
                 self._save(loader)
                 if self.broken_off:
                     self.losses.end_epoch()  # for the summary only: a resumed run goes on in this epoch
@@ -216,7 +243,7 @@ class _Loop:
             self._batches = None
             self.seconds = self.clock() - begin
 
-    def _train_epoch(self, loader: intune.Loader, progress: Progress, begin: float) -> None:
+    def _train_epoch(self, loader: intune.Loader, reporter: Reporter, begin: float) -> None:
         if len(self.rows_by_epoch) == self._epoch:
             self.rows_by_epoch.append(0)
         # Held here: where an iterator is dropped its epoch counts as over, and that is what would be saved.
@@ -225,9 +252,9 @@ class _Loop:
             with self._whole.step():
                 self.rows_by_epoch[-1] += self._step(batch)
                 self._steps += 1
-            if progress.due():
+            if reporter.due():
                 self._read_losses()
-                progress.say(epoch=self._epoch, rows=self.rows, loss=self.losses.last, window=loader.stats().window)
+                reporter.say(self._standing(loader.stats().window))
             if self.config.checkpoint_seconds and self.clock() - self._saved >= self.config.checkpoint_seconds:
                 self._save(loader)
             if self.config.seconds is not None and self.clock() - begin >= self.config.seconds:
@@ -237,6 +264,20 @@ class _Loop:
         if not self.broken_off:
             self.losses.end_epoch()
             self._epoch += 1
+
+    def _standing(self, window: intune.Snapshot | None) -> Standing:
+        self.memory.see(window)
+        epochs = self.config.epoch_limit
+        of_one = self.rows_by_epoch[0] if self._epoch else self.rows_expected  # each has as many as the first
+        return Standing(
+            epoch=self._epoch,
+            rows=self.rows,
+            loss=self.losses.last,
+            window=window,
+            rows_before=self._rows_before,
+            rows_total=None if epochs is None or of_one is None else epochs * of_one,
+            seconds_limit=self.config.seconds,
+        )
 
     def _save(self, loader: intune.Loader) -> None:
         """Save model, optimizer and position, all after the same step."""
