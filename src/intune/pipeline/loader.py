@@ -12,6 +12,7 @@ from intune._errors import LoaderError
 from intune._values import Snapshot
 from intune.pipeline.engine import Engine, totals
 from intune.pipeline.item import Item
+from intune.pipeline.mixing import describe_mixing
 from intune.pipeline.run import EpochRun, Position, count_rows
 from intune.pipeline.source import BlockSource, IndexedSource, SequentialSource
 from intune.pipeline.state import identity, make_state, read_state
@@ -158,8 +159,9 @@ class Loader:
         return f"<Loader of {engine.pipeline!r}: {consumer.items:,} batches, {consumer.rows:,} rows, {at}>"
 
     def explain(self) -> str:
-        """What limits the run now, and what would help, in sentences."""
-        return self._control.explain()
+        """What limits the run now, and what would help, in sentences; and how well a shuffle mixes the files."""
+        mixing = describe_mixing(self._engine.pipeline)
+        return "\n".join([self._control.explain(), *([mixing] if mixing else [])])
 
     @property
     def journal(self) -> list[dict[str, Any]]:
