@@ -29,3 +29,12 @@ def test_a_dlrm_on_criteo_rows_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.startswith("epoch 1: 3,000 rows, mean loss 0.")
     loss = [float(text.splitlines()[0].rsplit(" ", 1)[1]) for text in (first, again)]
     assert loss[1] < loss[0]
+
+
+@pytest.mark.slow
+def test_lists_of_different_lengths(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    lines = run("jagged_features.py", folder=tmp_path).splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"epoch {epoch}: 20" for epoch in range(3)]
+    loss = [float(line.rsplit(" ", 1)[1]) for line in lines]
+    assert loss[2] < loss[1] < loss[0]

@@ -1,5 +1,6 @@
 """The live table: what it shows, that it fits, and that the terminal is whole afterwards."""
 
+import codecs
 import errno
 import fcntl
 import io
@@ -314,6 +315,7 @@ class PseudoTerminal:
             setsigdef=[signal.SIGINT],
         )
         self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
 
     def read_until(self, *wanted: str, seconds: float = 60.0) -> None:
         """Read until all these texts were written."""
@@ -341,7 +343,7 @@ class PseudoTerminal:
             if error.errno == errno.EIO:
                 return False
             raise
-        self.written += new.decode()
+        self.written += self._decoder.decode(new)
         return bool(new)
 
 
