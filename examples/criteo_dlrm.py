@@ -29,6 +29,7 @@ def make_pipeline(paths: list[str], transform: CriteoTransform) -> intune.Pipeli
 def train(paths: list[str], epochs: int, checkpoint: Path) -> float:
     """Train, from the checkpoint on if there is one; the mean loss of the last epoch."""
     transform = CriteoTransform(rows_per_table=100_000)
+    torch.manual_seed(7)
     model = DLRM(transform.table_rows)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
     loss_of = torch.nn.BCEWithLogitsLoss()

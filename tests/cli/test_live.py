@@ -362,7 +362,10 @@ def test_ctrl_c_at_a_terminal_ends_with_130_and_the_cursor_shown(tmp_path: Path)
     assert at.written.rindex(SHOW_CURSOR) > at.written.rindex(HIDE_CURSOR)
     assert "Traceback" not in at.written
     last = at.written[at.written.rindex(SHOW_CURSOR) :]
-    assert re.search(r"interrupted after [\d,]+ rows; to go on: intune train --resume run", " ".join(last.split()))
+    # Between a batch and its step nothing can be saved.
+    assert re.search(
+        r"interrupted after [\d,]+ rows; (to go on: intune train --resume run|run folder run)$", " ".join(last.split())
+    )
 
 
 @pytest.mark.slow
