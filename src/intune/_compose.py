@@ -68,17 +68,12 @@ class LoaderControl:
         return self._journal.lines()
 
     def explain(self) -> str:
-        """What limits the run, for a person."""
-        if self._started and not self._measured():
+        """What limits the run, for a person: in the last window in which a stage finished something."""
+        if self._started and self._workload.measured is None:
             self._controller.step()  # closes the first window early
-        last = self._workload.last
-        if last is None or not self._measured():
+        if self._workload.measured is None:
             return "Nothing has been measured yet: iterate the loader first."
-        return explain(last)
-
-    def _measured(self) -> bool:
-        last = self._workload.last
-        return last is not None and any(stage.items_out for stage in last.stages)
+        return explain(self._workload.measured)
 
     def owns(self, thread: threading.Thread) -> bool:
         """Whether a thread is the controller's or the probe's."""
@@ -91,6 +86,8 @@ class _Watched:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.last: Snapshot | None = None
+        self.measured: Snapshot | None = None
+        """The last one in which a stage finished an item: the trainer may have paused since."""
         self.apply = engine.apply
 
     @property
@@ -103,6 +100,8 @@ class _Watched:
         snapshot = self._engine.snapshot()
         if snapshot.consumer.steps or self.last is None or snapshot.window_seconds > 0.5:
             self.last = snapshot
+            if any(stage.items_out for stage in snapshot.stages):
+                self.measured = snapshot
         return snapshot
 
 

@@ -15,7 +15,9 @@ import pytest
 
 import intune
 from intune import Loader, LoaderError, Pipeline, SourceError
-from intune.testing import assert_exactly_once
+from intune._compose import build_loader
+from intune.pipeline.options import LoaderOptions
+from intune.testing import ManualClock, assert_exactly_once
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -588,6 +590,22 @@ class TestFigures:
             list(loader)
             assert loader.journal
             assert all(isinstance(line, dict) for line in loader.journal)
+
+    def test_explain_after_a_pause_speaks_of_the_last_work(self) -> None:
+        """A window in which the trainer only saved its model says nothing about the stages."""
+        clock = ManualClock()
+        pipe = intune.from_iterable(range(40)).batch(4)
+        with build_loader(pipe, LoaderOptions(cpus=1), clock=clock) as loader:
+            batches = iter(loader)
+            next(batches)
+            clock.advance(0.1)
+            before = loader.explain()
+            assert "Stage batch:" in before
+            control: Any = loader._control
+            while control.last().consumer.steps or any(stage.items_out for stage in control.last().stages):
+                clock.advance(2.0)
+                control._controller.step()
+            assert "Stage batch:" in loader.explain()
 
     def test_dropped_without_close_leaves_nothing(self) -> None:
         before = threading.active_count()
