@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from intune.pipeline.chain import Pipeline
-from intune.sources.parquet import ParquetSource
+from intune.sources.parquet import BLOCK_ROWS, ParquetSource
 from intune.sources.samples import DatasetSource, IterableSource
 from intune.sources.text import CsvSource, TextSource
 
@@ -20,7 +20,7 @@ def read_parquet(
     columns: Sequence[str] | None = None,
     dictionary_columns: Sequence[str] = (),
     filesystem: Any = None,
-    block_rows: int = 65_536,
+    block_rows: int = BLOCK_ROWS,
 ) -> Pipeline:
     """Read Parquet files as blocks (`pyarrow.RecordBatch`).
 

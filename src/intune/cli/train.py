@@ -108,8 +108,7 @@ def train(
 
 def _given(context: typer.Context, name: str) -> bool:
     """Whether the user gave the option that stands for this field."""
-    parameter = {"shuffle_rows": "rows_shuffle"}.get(name, name)
-    source = context.get_parameter_source(parameter)
+    source = context.get_parameter_source(OPTIONS.get(name, name).removeprefix("--").replace("-", "_"))
     return source is not None and source.name == "COMMANDLINE"
 
 

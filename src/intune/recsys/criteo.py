@@ -17,7 +17,9 @@ import intune
 from intune._errors import PipelineError, SourceError
 from intune.sources._files import FileSet, Paths, find_files, reading
 from intune.sources._hex import hex_to_int64
+from intune.sources._schema import is_text
 from intune.sources._streams import first_line
+from intune.sources.parquet import BLOCK_ROWS
 
 LABEL_COLUMN = "label"
 COUNT_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
@@ -29,7 +31,6 @@ PARQUET_LAYOUTS = ("label, I1..I13, C1..C26", "label, int_0..int_12, cat_0..cat_
 
 Format: TypeAlias = Literal["auto", "tsv", "parquet"]
 _STORED_BYTES = 12  # 8 digits and their length
-_BLOCK_ROWS = 65_536  # of read_parquet
 _TEXT_NAME = re.compile(r"(day_\d+|.*\.(tsv|txt))(\.(gz|zst))?", re.IGNORECASE)
 _PARQUET_NAME = re.compile(r".*\.(parquet|parq|pq)", re.IGNORECASE)
 
@@ -131,13 +132,13 @@ class CriteoColumns:
 
 def _category(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
-        if _is_text(column.type.value_type):
+        if is_text(column.type.value_type):
             try:
                 return hex_to_int64(column.dictionary.cast(pa.string())).take(column.indices)
             except SourceError:  # a value that perhaps no row has; else the message is to say which row
                 pass
         column = column.dictionary_decode()
-    if _is_text(column.type):
+    if is_text(column.type):
         return hex_to_int64(column.cast(pa.string()))
     if not pa.types.is_integer(column.type):
         raise ValueError("expected hex strings or integers")
@@ -152,15 +153,9 @@ def _category(column: pa.Array) -> pa.Array:
 
 def _number(column: pa.Array, kind: pa.DataType) -> pa.Array:
     types = pa.types
-    if not (_is_text(column.type) or types.is_integer(column.type) or types.is_floating(column.type)):
+    if not (is_text(column.type) or types.is_integer(column.type) or types.is_floating(column.type)):
         raise ValueError("expected integers, whole floats or strings of digits")
     return column.cast(kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in tests)
 
 
 def _format_of(files: FileSet, index: int) -> Literal["tsv", "parquet"]:
@@ -224,10 +219,10 @@ def _repeated_texts(file: pq.ParquetFile, names: tuple[str, ...]) -> list[str]:
     still be fewer than half of the rows of a block.
     """
     footer = file.metadata
-    texts = {name for name in names if _is_text(file.schema_arrow.field(name).type)}
+    texts = {name for name in names if is_text(file.schema_arrow.field(name).type)}
     if not texts or not footer.num_row_groups:
         return []
     group = footer.row_group(0)
     chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
-    most = _STORED_BYTES * min(group.num_rows, _BLOCK_ROWS) / 2
+    most = _STORED_BYTES * min(group.num_rows, BLOCK_ROWS) / 2
     return [name for name in names if name in texts and chunks[name].total_uncompressed_size < most]

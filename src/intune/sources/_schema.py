@@ -8,6 +8,13 @@ import pyarrow as pa
 from intune._errors import SourceError
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are strings or bytes of any length, which Parquet may store through a dictionary."""
+    types = pa.types
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
 def merge_schemas(found: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None) -> pa.Schema:
     """The schema to which every file can be cast without loss.
 

@@ -12,7 +12,10 @@ from intune._errors import SourceError
 from intune.sources._files import Paths, find_files, reading
 from intune.sources._footers import READ_AHEAD, FooterCache, read_footers
 from intune.sources._retries import Retries
-from intune.sources._schema import check_columns, merge_schemas
+from intune.sources._schema import check_columns, is_text, merge_schemas
+
+BLOCK_ROWS = 65_536
+"""Rows of a block, unless said otherwise."""
 
 
 class ParquetSource:
@@ -35,7 +38,7 @@ class ParquetSource:
         columns: Sequence[str] | None = None,
         dictionary_columns: Sequence[str] = (),
         filesystem: Any = None,
-        block_rows: int = 65_536,
+        block_rows: int = BLOCK_ROWS,
         retries: Retries | None = None,
     ) -> None:
         """List the files and read their footers; no data is read.
@@ -179,13 +182,11 @@ def _with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
         if name not in schema.names:
             raise SourceError(f"dictionary column {name!r} is not read; the columns are {schema.names}")
         position = schema.get_field_index(name)
-        field, types = schema.field(position), pa.types
+        field = schema.field(position)
         kind = field.type
-        if types.is_dictionary(kind):
+        if pa.types.is_dictionary(kind):
             continue
-        if not (
-            types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
-        ):
+        if not is_text(kind):
             raise SourceError(f"dictionary columns must be strings or bytes, but {name!r} is {kind}")
         schema = schema.set(position, field.with_type(pa.dictionary(pa.int32(), kind)))
     return schema
