@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from intune.pipeline.calls import Failure
 from intune.pipeline.item import Item
-from intune.pipeline.ledger import Charge, Ledger
+from intune.pipeline.ledger import Charge, Forecast, Ledger
 from intune.pipeline.segment import Context, Delivery, Segment, Sequence
 from intune.pipeline.sequence import BatchSequencer, ReplayLog, Sequencer, ShuffleSequencer
 from intune.testing import ManualClock
@@ -37,7 +37,7 @@ def context(**options: Any) -> Context:
 
 
 def begun(segment: Segment, *path: int, rows: int = 1) -> Item:
-    item = segment.begin(path, path[0], 0, 0, lambda: "somewhere")
+    item = segment.begin(path, path[0], segment.forecast, 0, lambda: "somewhere")
     item.rows, item.payload = rows, path
     if len(path) == 1:
         segment.next_root = path[0] + 1
@@ -144,7 +144,7 @@ class TestSegment:
         for _ in range(3):
             segment.forecast.add(1, 1)
         setting.ledger.reserve(90, set())
-        assert segment.opens_memory((1,), segment.forecast, 9)  # forecast 9.9 bytes
+        assert segment.opens_memory((1,), segment.forecast, 9)  # forecast 9.45 bytes
         assert not segment.opens_memory((1,), segment.forecast, 10)
         assert segment.opens_memory((0,), segment.forecast, 10)  # order waits for it
         segment.arrived(begun(segment, 0))
@@ -157,7 +157,7 @@ class TestDelivery:
     def deliver(self, delivery: Delivery, ledger: Ledger, *runs: tuple[int, Any]) -> list[Any]:
         charges = set[Charge]()
         for position, payload in runs:
-            item = Item((position,), position, ledger.reserve(10, charges), 0, lambda: "somewhere")
+            item = Item((position,), position, ledger.reserve(10, charges), 0, Forecast(), lambda: "somewhere")
             item.payload, item.rows = payload, len(payload)
             item.keys = range(len(payload)) if isinstance(payload, list) else None
             delivery.accept(item)
@@ -181,7 +181,7 @@ class TestDelivery:
     def test_a_failure_behind_what_was_had_stays(self) -> None:
         setting = context()
         delivery = Delivery(setting, 2, lambda: None)
-        item = Item((0,), 0, setting.ledger.reserve(0, set()), 0, lambda: "somewhere")
+        item = Item((0,), 0, setting.ledger.reserve(0, set()), 0, Forecast(), lambda: "somewhere")
         item.payload, item.rows, item.keys = [1, 2], 2, range(2)
         item.fail(Failure(ValueError(), (2,)), "stage")
         delivery.accept(item)
@@ -195,7 +195,7 @@ class TestSequence:
         return Sequence(setting, sequencer, ReplayLog(), None, following, lambda sequence, orders: failure)
 
     def give(self, sequence: Sequence, root: int, rows: int, failure: Failure | None = None) -> Item:
-        item = Item((root,), root, sequence.context.ledger.reserve(100, set()), 0, lambda: "somewhere")
+        item = Item((root,), root, sequence.context.ledger.reserve(100, set()), 0, Forecast(), lambda: "somewhere")
         item.rows, item.failure = rows, failure
         sequence.accept(item)
         return item
@@ -377,7 +377,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         else:
             segment.next_root += 1
             segment.hold(draw.root)
-        size = segment.forecast.bytes(draw.unit.bound) if ledger.budget is not None else 0
+        size = segment.forecast.bytes(draw.unit.bound, ledger.budget) if ledger.budget is not None else 0
         forced = not ledger.admits(size)
         if forced:  # what order waits for, and the consumer has all that came before
             assert not self.delivery.ready
@@ -386,25 +386,35 @@ class AdmissionMachine(RuleBasedStateMachine):
         if ledger.budget is not None and not segment.forecast.known:
             assert segment.live == 0
         assert len(self.delivery.ready) < self.context.prefetch
-        item = segment.begin((draw.root, draw.given), draw.root, size, draw.unit.bound, lambda: f"unit {draw.root}")
+        path, bound = (draw.root, draw.given), draw.unit.bound
+        item = segment.begin(path, draw.root, segment.forecast, bound, lambda: f"unit {draw.root}")
         made = draw.unit.gives[draw.drawn] if draw.drawn < len(draw.unit.gives) else None
         draw.drawn += 1
         hand = Hand(item, made, draw, size, forced)
         self.hands.append(hand)
         self.live[item.charge] = hand
 
-    @precondition(lambda self: self.alive and self.hands)
+    def workable(self) -> list[Hand]:
+        """Units being drawn, and items that the ledger lets go on to be mapped."""
+        self.context.busy = sum(not hand.read for hand in self.hands)
+        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item)]
+
+    @precondition(lambda self: self.alive and self.workable())
     @rule(data=st.data())
     def work(self, data: st.DataObject) -> None:
-        self.finish(data.draw(st.integers(0, len(self.hands) - 1)))
+        self.finish(data.draw(st.sampled_from(self.workable())))
 
-    def finish(self, number: int) -> None:
-        hand = self.hands.pop(number)
+    def finish(self, hand: Hand) -> None:
+        self.hands.remove(hand)
         item, made, draw = hand.item, hand.made, hand.drawing
         if hand.read:
             assert made is not None
+            charged = self.ledger.charged
+            self.segment.goes_further(item)
+            hand.reserved = max(hand.reserved, item.charge.reserved)
+            hand.forced = hand.forced or (self.ledger.charged > charged and self.ledger.debt > 0)
+            item.held(item.charge.actual + made.mapped)
             self.ledger.true_up(item.charge, {id(item): made.mapped})
-            item.peak = max(item.peak, made.mapped)
             item.rows = made.rows
             if made.fails:
                 item.rows = 0
@@ -417,7 +427,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.segment.unborn(item)
         else:
             self.ledger.true_up(item.charge, {id(made): made.read})
-            item.peak, item.payload = made.read, made
+            item.held(made.read)
+            item.payload = made
             draw.given += 1
             self.parked.append(draw)
             hand.read = True
@@ -468,8 +479,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         while self.to_come or not self.delivery.ended:
             if self.choice() is not None:
                 self.draw()
-            elif self.hands:
-                self.finish(0)
+            elif self.workable():
+                self.finish(self.workable()[0])
             elif self.delivery.ready:
                 self.take()
             else:

@@ -134,9 +134,7 @@ class DrawNode(Node):
             drawing = self._open()
             self._opened.add(drawing)
         path = (*drawing.path, drawing.children)
-        size = self.forecast.bytes(drawing.bound) if self.context.ledger.budget is not None else 0
-        bound = drawing.bound if drawing.parent is None else 0  # the segment's forecast is for what its source gives
-        item = self.segment.begin(path, drawing.position, size, bound, drawing.origin)
+        item = self.segment.begin(path, drawing.position, self.forecast, drawing.bound, drawing.origin)
         clock = self.context.clock
 
         def work() -> tuple[Child, float, float]:
@@ -154,7 +152,6 @@ class DrawNode(Node):
         self._skipped(item, child.skipped)
         self.context.ledger.true_up(item.charge, child.sizes)
         item.payload, item.keys, item.rows = child.payload, child.keys, child.rows
-        item.peak = item.charge.actual
         item.source_rows = child.source_rows
         count = item.count if child.rows else 0
         self._book(count, wall, cpu)
@@ -168,22 +165,18 @@ class DrawNode(Node):
         emitted = bool(child.rows) or child.failure is not None
         if emitted:
             drawing.children += 1
-            self._note_drawn(drawing.bound, item.peak)
+            item.held(item.charge.actual)
         else:
             item.bound = 0
         self._end_or_park(drawing, child.ended or child.failure is not None)
         if emitted:
             if child.rows:
-                self._out(item, item.peak)
+                self._out(item, item.charge.actual)
                 self.after(item)
             else:
                 self.segment.arrived(item)
         else:
             self.segment.unborn(item)
-
-    def _note_drawn(self, bound: int, size: int) -> None:
-        """An item of this size was drawn."""
-        self.forecast.add(bound, size)
 
     def _fail(self, drawing: Drawing, item: Item, error: BaseException) -> None:
         drawing.children += 1
@@ -321,9 +314,6 @@ class UnitNode(DrawNode):
         self.stage.counters.items_in += 1
         unit = self._plan[root].unit
         return Drawing((root,), root, bound, lambda: str(self._source.describe(unit)), None)
-
-    def _note_drawn(self, bound: int, size: int) -> None:
-        self.forecast.note_read(bound, size)
 
     def _draw(self, drawing: Drawing) -> Child:
         part = self._plan[drawing.path[0]]

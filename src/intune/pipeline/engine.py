@@ -400,7 +400,10 @@ class Engine:
             stage.instances.trim(0)
 
     def _end_long_trial(self, now: float) -> None:
-        """A trial is to cost little: where one item takes long the others go on."""
+        """A trial is to cost little: where one item takes long the others go on, and one more joins the first."""
+        for stage in self.live:
+            if stage.most_unproven is not None and stage.running >= stage.most_unproven:
+                stage.most_unproven += 1
         found = self.context.on_trial or self.context.held_back
         if found is None:
             return

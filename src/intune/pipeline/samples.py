@@ -56,9 +56,8 @@ class SampleNode(Node):
         segment = self.segment
         self._last_length = length
         root = segment.next_root
-        size = segment.forecast.bytes(length) if self.context.ledger.budget is not None else 0
         position = self._next
-        item = segment.begin((root,), position, size, length, lambda: f"sample {position} of the epoch")
+        item = segment.begin((root,), position, segment.forecast, length, lambda: f"sample {position} of the epoch")
         segment.next_root += 1
         self._next += length
         return item
@@ -67,13 +66,12 @@ class SampleNode(Node):
         item.payload, item.keys, item.rows = samples, keys, len(samples)
         item.source_rows = float(len(samples))
         self.context.ledger.true_up(item.charge, sizes)
-        item.peak = item.charge.actual
+        item.held(item.charge.actual)
         self._book(len(samples), wall, cpu)
         self.stage.counters.items_in += len(samples)
         if samples:
             self.stage.note_seconds(len(samples), wall)
             self._sample_bytes = item.peak / len(samples)
-            self.segment.forecast.note_read(item.bound, item.peak)
             self._out(item, item.peak)
 
 

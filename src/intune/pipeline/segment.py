@@ -98,6 +98,9 @@ class Segment:
         charges: What the run of which it is a part holds in the ledger.
     """
 
+    ENOUGH_SHARE = 1.1
+    """An item goes on without asking while it has been reserved what it needs, but for so much."""
+
     def __init__(self, context: Context, depth: int, first: int, end: End, charges: set[Charge]) -> None:
         self.context, self.depth, self.end = context, depth, end
         self._charges = charges
@@ -162,15 +165,38 @@ class Segment:
         ledger = self.context.ledger
         if ledger.budget is None:
             return True
-        if ledger.admits(forecast.bytes(bound)):
+        if ledger.admits(forecast.bytes(bound, ledger.budget)):
             return forecast.known or self.expects(path)
         return self.expects(path) and self.end.idle
 
-    def begin(self, path: Path, position: int, size: int, bound: int, origin: Callable[[], str]) -> Item:
-        """An item comes into being; `size` bytes are reserved for it."""
+    def opens_further(self, item: Item) -> bool:
+        """Whether the ledger has what an item will need by what is known now, if that is more than was known before.
+
+        What order waits for goes on in any case once everything behind this segment has run dry, and so does any
+        item while nothing at all is being worked on: else nobody would give bytes back.
+        """
+        ledger = self.context.ledger
+        if ledger.budget is None or not item.bound:
+            return True
+        has = max(item.charge.reserved, item.charge.actual)
+        needs = item.forecast.bytes(item.bound, ledger.budget)
+        if needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has):
+            return True
+        return (self.expects(item.path) or not self.context.busy) and self.end.idle
+
+    def goes_further(self, item: Item) -> None:
+        """Reserve what an item will need by what is known now."""
+        ledger = self.context.ledger
+        if ledger.budget is not None and item.bound:
+            ledger.raise_to(item.charge, item.forecast.bytes(item.bound, ledger.budget))
+
+    def begin(self, path: Path, position: int, forecast: Forecast, bound: int, origin: Callable[[], str]) -> Item:
+        """An item comes into being; what is forecast for it is reserved."""
         self.hold(path[0])
         self.live += 1
-        return Item(path, position, self.context.ledger.reserve(size, self._charges), bound, origin)
+        ledger = self.context.ledger
+        size = forecast.bytes(bound, ledger.budget) if ledger.budget is not None else 0
+        return Item(path, position, ledger.reserve(size, self._charges), bound, forecast, origin)
 
     def hold(self, root: int) -> None:
         """Something of this root is in hand."""
@@ -200,7 +226,7 @@ class Segment:
         self.live -= 1
         self.context.ledger.settle(item.charge)
         if item.bound:
-            self.forecast.add(item.bound, item.peak)
+            item.forecast.add(item.bound, item.peak)
 
     def closed(self, path: Path, count: int) -> None:
         """A one-to-many stage has drawn all its items of a parent."""
@@ -214,7 +240,7 @@ class Segment:
         ledger = self.context.ledger
         ledger.settle(item.charge)
         if item.bound:
-            self.forecast.add(item.bound, item.peak)
+            item.forecast.add(item.bound, item.peak)
         if item.rows == 0 and item.failure is None:
             ledger.release(item.charge)
             if self._restorer is not None:
@@ -230,7 +256,7 @@ class Segment:
 
     def fail(self, root: int, failure: Failure, stage: str, origin: Callable[[], str]) -> None:
         """Put a failure into the order at a root that has not begun; those before it may still wait to begin."""
-        item = self.begin((root,), root, 0, 0, origin)
+        item = self.begin((root,), root, self.forecast, 0, origin)
         item.fail(failure, stage)
         self.arrived(item)
 

@@ -119,11 +119,12 @@ class Instances:
 
 @dataclass
 class Trial:
-    """Finds out by measurement whether a stage waits: its first items run alone, one at a time.
+    """Finds out by measurement whether a stage waits.
 
     A stage waits if *each* item measured spent more than `SHARE` of its wall time neither computing nor ready
     to compute. One item that computed settles that it does not: what disturbs a measurement (a busy
     machine, another holder of the interpreter lock) makes an item look as if it waited, never the opposite.
+    So items are measured among others until one looks as if it waited; from then on they run alone.
     """
 
     ITEMS, SECONDS, SHARE, LIFTED_SHARE = 4, 0.2, 0.7, 0.95
@@ -132,8 +133,15 @@ class Trial:
 
     items: int = 0
     wall: float = 0.0
+    suspected: bool = False
+    """An item looked as if it waited: the next ones run alone."""
     lifted: bool = False
-    """Others run beside it now, so that only an item that hardly computes at all counts as waiting."""
+    """Others run beside it again, so that only an item that hardly computes at all counts as waiting."""
+
+    @property
+    def wants_alone(self) -> bool:
+        """Whether the next item is to be measured with nothing else under way."""
+        return self.suspected and not self.lifted
 
     def add(self, wall: float, cpu: float, queued: float) -> bool | None:
         """One more item: wall seconds, and the seconds of CPU and of the run queue in them.
@@ -151,6 +159,9 @@ class Trial:
         own = wall - queued
         if own <= 0 or (own - cpu) / own <= share:
             return False
+        if not self.suspected:
+            self.suspected = True
+            return None
         self.wall += wall
         return True if self.items >= self.ITEMS or self.wall >= self.SECONDS else None
 
@@ -170,6 +181,8 @@ class LiveStage:
         pool: Its processes, for a process stage.
         trial: The measurement of whether it waits, until that is decided.
         executor_trial: The measurement of whether processes are worth it, until that is decided.
+        most_unproven: While no item has passed it nobody knows what size it gives, and it runs no more than so
+            many; None = one has passed.
         sample_seconds: Recent wall seconds a sample, for the length of runs.
     """
 
@@ -183,6 +196,7 @@ class LiveStage:
     pool: Pool | None = None
     trial: Trial | None = None
     executor_trial: ExecutorTrial | None = None
+    most_unproven: int | None = 1
     sample_seconds: float | None = None
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
@@ -202,7 +216,7 @@ class LiveStage:
     @property
     def wants_alone(self) -> bool:
         """Whether its next item is to be measured with nothing else under way."""
-        return (self.trial is not None and not self.trial.lifted) or self.executor_trial is not None
+        return (self.trial is not None and self.trial.wants_alone) or self.executor_trial is not None
 
     def decide(self, waits: bool) -> None:
         """It is now known whether the stage waits."""
