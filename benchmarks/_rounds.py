@@ -14,13 +14,20 @@ import psutil
 RESULTS = Path(__file__).parent / "results"
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The options of every benchmark."""
+def arguments(description: str, names: Sequence[str] = ()) -> argparse.Namespace:
+    """The options of every benchmark; where it has `names`, those of its parts that are to be measured."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds (default 5)")
     parser.add_argument("--seconds", type=float, default=15.0, help="seconds a round (default 15)")
     parser.add_argument("--quick", action="store_true", help="one round of 6 s, nothing is written")
+    if names:
+        parser.add_argument("names", nargs="*", help=f"of {', '.join(names)} (default all; else nothing is written)")
     chosen = parser.parse_args()
+    if names:
+        unknown = [name for name in chosen.names if name not in names]
+        if unknown:
+            parser.error(f"there is no {unknown[0]!r}, only {', '.join(names)}")
+        chosen.names = chosen.names or list(names)
     if chosen.quick:
         chosen.rounds, chosen.seconds = 1, 6.0
     return chosen

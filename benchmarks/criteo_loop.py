@@ -1,9 +1,10 @@
 """Criteo rows from file to tensors: the pipeline against two plain loops in two processes.
 
 R is what two copies of the plain loop deliver together: read, transform, windowed shuffle, batch, tensors, one
-thread each, each on files of its own half. The pipeline gets both halves and two CPU slots. From Parquet the
-plain loop makes a string of every category, as one writes it; a second one reads dictionaries, as the pipeline
-does, so that what the engine costs shows apart from what its reader saves. Files are read
+thread each, each on files of its own half. The pipeline gets both halves and two CPU slots. From Parquet with
+categories as hex strings the plain loop makes a string of every category, as one writes it; a second one reads
+dictionaries, as the pipeline does, so that what the engine costs shows apart from what its reader saves. "integers" is
+Parquet with categories as integers, as `intune generate` writes it. Files are read
 again and again from the page cache; the first third of each round is dropped. Arrow's allocator is the
 system's for every program alike.
 """
@@ -36,22 +37,25 @@ ROWS = 524_288
 GROUP = 65_536
 WINDOW = 262_144
 BATCH = 8_192
+FORMS = ("parquet", "integers", "tsv")
 
 
 def make_files(folder: Path, form: str) -> list[Path]:
-    """Two files of ROWS rows."""
+    """Two files of ROWS rows: "parquet" with hex strings, "integers" (Parquet too), or "tsv"."""
     paths = []
+    (folder / form).mkdir(exist_ok=True)
     for number in range(2):
-        path = folder / f"part{number}.{form}"
+        kind = "tsv" if form == "tsv" else "parquet"
+        path = folder / form / f"part{number}.{kind}"
         if not path.exists():
-            write_criteo(path, ROWS, format=form, hex_strings=True, seed=number)
+            write_criteo(path, ROWS, format=kind, hex_strings=form != "integers", seed=number)
         paths.append(path)
     return paths
 
 
 def read_blocks(path: Path, form: str, dictionaries: bool) -> Iterator[pa.RecordBatch]:
     """What an engineer writes to read a file again and again, one thread."""
-    if form == "parquet":
+    if form != "tsv":
         file = pq.ParquetFile(path, memory_map=True, read_dictionary=list(CATEGORY_COLUMNS) if dictionaries else None)
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, use_threads=False)
@@ -165,11 +169,11 @@ def _ratio(ours: list[dict[str, float]], loops: list[dict[str, float]], figure: 
 
 
 def main() -> None:
-    """Measure both forms."""
-    chosen = arguments(__doc__)
+    """Measure all forms, or those that are named."""
+    chosen = arguments(__doc__, names=FORMS)
     summary = {}
     with tempfile.TemporaryDirectory() as folder:
-        for form in ("parquet", "tsv"):
+        for form in chosen.names:
             paths = make_files(Path(folder), form)
             programs = {
                 "plain": lambda p=paths, f=form: two_loops(p, f, chosen.seconds),
@@ -192,7 +196,7 @@ def main() -> None:
                     "share_of_R_with_dictionaries": _ratio(figures["ours"], same, "rows_per_second"),
                     "cpu_ratio_with_dictionaries": _ratio(figures["ours"], same, "cpu_us_per_row"),
                 }
-    report("criteo_loop", summary, write=not chosen.quick)
+    report("criteo_loop", summary, write=not chosen.quick and len(chosen.names) == len(FORMS))
 
 
 if __name__ == "__main__":

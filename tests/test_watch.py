@@ -43,16 +43,17 @@ def watched(waits: list[float], steps: float, passes: int = 1, **options: Any) -
 
 
 def test_a_loop_that_waits() -> None:
-    loader, lines, seen = watched([3.0, 1.0, 1.0, 1.0], steps=1.0)
+    loader, lines, seen = watched([3.0, *[1.0] * 11], steps=1.0)
     report = loader.report()
-    assert seen == [0, 1, 2, 3]
-    assert (report.batches, report.seconds, report.wait_seconds, report.first_wait_seconds) == (4, 10.0, 6.0, 3.0)
-    assert (report.wait_share, report.limited, report.largest_speedup) == (0.6, True, 2.5)
+    assert seen == list(range(12))
+    assert (report.batches, report.seconds, report.wait_seconds, report.first_wait_seconds) == (12, 26.0, 14.0, 3.0)
+    assert (report.wait_share, report.limited, report.largest_speedup) == (14 / 26, True, 26 / 12)
     assert report.wait_largest_seconds == 3.0
     assert report.wait_median_seconds == pytest.approx(1.0, rel=0.42)
     assert lines == [
-        "intune: the loop waited for data 60.0 % of the time (4 batches in 10.0 s; a batch took 741 ms, the slowest "
-        "3.0 s). The loader is a limit: with every batch ready the loop would be 2.50 times as fast."
+        "intune: the loop waited for data 53.8 % of the time (12 batches in 26.0 s; half of the waits for a batch took "
+        "at most about 741 ms, the longest 3.0 s). The loader is a limit: with every batch ready the loop would be "
+        "2.17 times as fast."
     ]
 
 
@@ -63,9 +64,62 @@ def test_a_loop_that_does_not_wait() -> None:
     assert lines[0].endswith("The loader is not the limit: what the loop does with the batches is.")
 
 
+def test_a_loop_that_does_nothing_else() -> None:
+    loader, lines, _ = watched([0.5] * 10, steps=0.0)
+    assert (loader.report().limited, loader.report().largest_speedup) == (True, None)
+    assert lines[0].endswith("The loop did nothing but wait.")
+
+
 def test_starting_that_takes_most_of_the_waiting_is_said_apart() -> None:
     _, lines, _ = watched([5.0, 0.1, 0.1], steps=2.0)
-    assert "5.0 s of it before the first one" in lines[0]
+    assert "5.0 s of the waiting came before the first batch of a pass" in lines[0]
+    _, lines, _ = watched([0.1] * 3, steps=2.0)
+    assert "first batch" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("batches", "wait", "judged"), [(9, 1.0, False), (10, 1.0, True), (10, 0.09, False), (200, 0.004, False)]
+)
+def test_a_short_pass_has_its_figures_and_no_verdict(batches: int, wait: float, judged: bool) -> None:
+    loader, lines, _ = watched([wait] * batches, steps=wait / 10)
+    report = loader.report()
+    assert report.wait_share == pytest.approx(1 / 1.1)
+    assert report.limited is (True if judged else None)
+    assert f"{batches} batches in" in lines[0]
+    end = "Too short to judge whether the loader is the limit: that takes 10 batches and 1.0 s."
+    assert lines[0].endswith(end) is not judged
+    assert ("The loader is" in lines[0]) is judged
+
+
+def test_short_passes_add_up_to_something_to_judge() -> None:
+    loader, lines, _ = watched([0.1] * 4, steps=0.1, passes=3)
+    assert all("Too short to judge" in line for line in lines)
+    assert loader.report().limited is True
+    assert "The loader is a limit" in str(loader.report())
+
+
+def test_one_batch() -> None:
+    _, lines, _ = watched([2.0], steps=2.0)
+    assert lines[0].startswith(
+        "intune: the loop waited for data 50.0 % of the time (1 batch in 4.0 s; 2.0 s of the waiting came before the "
+        "first batch of a pass). Too short"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0, "0 us"),
+        (0.0009994, "999 us"),
+        (0.0009996, "1 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (7200.0, "7,200.0 s"),
+    ],
+)
+def test_times_are_shown_in_the_unit_that_fits(seconds: float, shown: str) -> None:
+    _, lines, _ = watched([seconds, 0.0], steps=0.0)
+    assert f"(2 batches in {shown}; " in lines[0]
 
 
 def test_each_pass_has_its_line_and_the_report_has_all() -> None:
@@ -93,7 +147,7 @@ def test_waiting_for_the_end_counts() -> None:
     assert list(loader) == [0]
     assert loader.report().wait_seconds == 8.0
     assert loader.report().largest_speedup is None
-    assert lines[0].endswith("The loop did nothing but wait.")
+    assert "100.0 % of the time (1 batch in 8.0 s)" in lines[0]
 
 
 def test_a_loop_that_is_left_early_is_reported_once() -> None:
@@ -155,12 +209,13 @@ def test_copies() -> None:
 
 
 def test_nothing_asked_and_nothing_there() -> None:
-    lines: list[str] = []
-    loader = intune.watch([], report=lines.append)
-    assert str(loader.report()) == "the loop has not asked for data yet"
+    clock, lines = ManualClock(), []
+    loader = intune.watch(Loader(clock, [], last=1.5), report=lines.append, clock=clock)
+    assert str(loader.report()) == "no batch has come yet."
     assert (loader.report().limited, loader.report().wait_share, loader.report().wait_p99_seconds) == (None,) * 3
     assert list(loader) == []
-    assert "0 batches" in lines[0]
+    assert lines == ["intune: no batch came; the loop waited 1.5 s for one."]
+    assert (loader.report().limited, loader.report().wait_share) == (None, 1.0)
 
 
 def test_lines_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

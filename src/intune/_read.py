@@ -1,17 +1,16 @@
 """Where pipelines begin: one function for each source."""
 
 from collections.abc import Iterable, Sequence
-from os import PathLike
 from typing import Any
 
 import pyarrow as pa
 
-from intune.pipeline.chain import Pipeline
+from intune.pipeline.chain import Executor, Pipeline
+from intune.sources._files import Paths
+from intune.sources._partitions import Partitioning
 from intune.sources.parquet import BLOCK_ROWS, ParquetSource
 from intune.sources.samples import DatasetSource, IterableSource
 from intune.sources.text import CsvSource, TextSource
-
-Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 def read_parquet(
@@ -21,6 +20,7 @@ def read_parquet(
     dictionary_columns: Sequence[str] = (),
     filesystem: Any = None,
     block_rows: int = BLOCK_ROWS,
+    partitioning: Partitioning = "hive",
 ) -> Pipeline:
     """Read Parquet files as blocks (`pyarrow.RecordBatch`).
 
@@ -28,16 +28,27 @@ def read_parquet(
     files and row groups contribute nothing. A read that fails for a moment (a timeout, a lost connection) is repeated
     up to three times, here and by the other readers of files.
 
+    Folders called `name=value` are columns, as in Hive: the rows of "clicks/day=3/country=de/part-0.parquet" have
+    `day` 3 and `country` "de". A column whose values are whole numbers that fit it is int32, any other a dictionary of
+    strings, unless `partitioning` declares its type. Names and values are percent-decoded,
+    `__HIVE_DEFAULT_PARTITION__` is null. All of the path counts, the folders above a given one too.
+
     Args:
-        paths: A path, glob ("clicks/**/*.parquet") or folder, or a list of them; read in the order of paths.
-        columns: Columns to read, in this order; None = all. Others are not read from disk.
+        paths: A path, glob ("clicks/**/*.parquet"), folder or URI ("s3://clicks/2026"), or a list of them; read in the
+            order of paths. Paths may be on several file systems, by their URIs or as pairs (file system, path); they
+            are then read one file system after the other, as first given.
+        columns: Columns to read, in this order, those of folders too; None = all, those of folders last. Others are
+            not read from disk.
         dictionary_columns: Columns of strings or bytes to be given as dictionary arrays: each distinct value once,
             and an index a row. Faster where the file stores few distinct values, slower where it stores many.
-        filesystem: A pyarrow or fsspec file system, for object stores.
+        filesystem: A pyarrow or fsspec file system that all paths are on, for object stores.
         block_rows: The most rows of a block.
+        partitioning: "hive"; a `pyarrow.Schema` with names and types of the folders that are columns (or
+            `pyarrow.dataset.partitioning(schema, flavor="hive")`), then no others are; None: no folder is a column.
 
     Raises:
-        SourceError: If a path is missing or no Parquet file, a column is unknown, or files' schemas do not fit.
+        SourceError: If a path is missing or no Parquet file, columns are unknown, files' schemas do not fit, a folder's
+            value does not fit its type, or a wanted column is both in a file and in the names of folders.
     """
     source = ParquetSource(
         paths,
@@ -45,6 +56,7 @@ def read_parquet(
         dictionary_columns=dictionary_columns,
         filesystem=filesystem,
         block_rows=block_rows,
+        partitioning=partitioning,
     )
     return Pipeline(source)
 
@@ -66,13 +78,13 @@ def read_tsv(
     else is taken as it stands.
 
     Args:
-        paths: A path, glob or folder, or a list of them; read in the order of paths.
+        paths: A path, glob, folder or URI, or a list of them, as for `read_parquet`.
         schema: Names and types of the columns.
         delimiter: One character between fields.
         header: Whether the first line of each file has the names; they must be those of the schema.
         hex_columns: Columns of hexadecimal numbers, given as int64.
         unit_bytes: Size of a byte range.
-        filesystem: A pyarrow or fsspec file system, for object stores.
+        filesystem: A pyarrow or fsspec file system that all paths are on, for object stores.
 
     Raises:
         SourceError: If a path is missing, a line has another number of fields, or a value does not fit its type;
@@ -113,19 +125,20 @@ def read_csv(
     within it; anything else is an error, not taken as it stands.
 
     Args:
-        paths: A path, glob or folder, or a list of them; read in the order of paths. Files may be compressed with gzip
-            or Zstandard.
+        paths: A path, glob, folder or URI, or a list of them, as for `read_parquet`. Files may be compressed with
+            gzip or Zstandard.
         schema: Names and types of the columns.
         delimiter: One character between fields.
         quote: One character around values that have delimiters, quotes or line ends in them; None: there are none.
         header: Whether the first line of each file has the names; they must be those of the schema.
         hex_columns: Columns of hexadecimal numbers, given as int64.
         unit_bytes: Size of the text of a block.
-        filesystem: A pyarrow or fsspec file system, for object stores.
+        filesystem: A pyarrow or fsspec file system that all paths are on, for object stores.
 
     Raises:
-        SourceError: If a path is missing, a line has another number of fields, a quote is out of place, or a value does
-            not fit its type; the message names file, line and column.
+        SourceError: If a path is missing, a file with a header is empty, a line has another number of fields, a quote
+            is out of place or has no partner, or a value does not fit its type; the message names file, line (for a
+            quote that in which it opens) and column.
     """
     return Pipeline(
         CsvSource(
@@ -155,17 +168,23 @@ def from_iterable(iterable: Iterable[Any]) -> Pipeline:
     return Pipeline(IterableSource(iterable))
 
 
-def from_dataset(dataset: Any, *, sampler: Any = None, max_concurrency: int | None = None) -> Pipeline:
+def from_dataset(
+    dataset: Any, *, sampler: Any = None, executor: Executor = "thread", max_concurrency: int | None = None
+) -> Pipeline:
     """Take samples from a map-style dataset (torch), several at once.
 
     With a shuffle in the chain the numbers are permuted over the whole dataset each epoch.
 
     Args:
-        dataset: Has `__getitem__` and `__len__`.
+        dataset: Has `__getitem__` and `__len__`. For processes it is sent by cloudpickle, and each of them holds its
+            own copy: what cannot be sent (an open file, a connection) is best made at the first `__getitem__`.
         sampler: Fixes the order: gives the numbers of this rank, anew each epoch (after `set_epoch(epoch)`).
+        executor: Where `__getitem__` runs, as for `Pipeline.map`: "thread" for what releases the interpreter lock
+            (reading, numpy), "process" for what holds it (plain Python), "auto" to have that measured on the first
+            samples. In processes `random`, numpy and torch are seeded anew for each sample.
         max_concurrency: The most samples read at once; 1 where `__getitem__` is not safe in parallel.
 
     Raises:
-        PipelineError: If the dataset cannot be read by number.
+        PipelineError: If the dataset cannot be read by number, or an option is not allowed.
     """
-    return Pipeline(DatasetSource(dataset, sampler, max_concurrency))
+    return Pipeline(DatasetSource(dataset, sampler, executor, max_concurrency))

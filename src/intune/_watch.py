@@ -12,6 +12,8 @@ Batch = TypeVar("Batch")
 _BUCKETS = 64
 _NOT_THE_LIMIT = 0.05
 """Below this share of time waited even a loader that never makes one wait would hardly be noticed."""
+_LEAST_BATCHES, _LEAST_SECONDS = 10, 1.0
+"""With fewer, what happens once (starting workers, the first step) is most of what was seen."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,10 @@ class WatchReport:
         seconds: From the first batch asked for in each pass to the last thing seen in it, summed over passes.
         wait_seconds: Of these, inside the loader's `next()`: until a batch, the end or an error came.
         first_wait_seconds: Of these, before the first batch of each pass: starting workers, opening files.
-        wait_median_seconds: Half of the batches came within so much; None before the first batch. Within a
-            factor of 1.42 of the true one, as are the next two.
-        wait_p99_seconds: 99 % of the batches came within so much.
-        wait_largest_seconds: The longest that a batch took; exact.
+        wait_median_seconds: Half of the waits for a batch took at most so long; None before the first batch. Within
+            a factor of 1.42 of the true one, as is the next.
+        wait_p99_seconds: 99 % of the waits for a batch took at most so long.
+        wait_largest_seconds: The longest wait for a batch; exact.
     """
 
     batches: int
@@ -44,9 +46,14 @@ class WatchReport:
 
     @property
     def limited(self) -> bool | None:
-        """Whether the loader limits the loop: it waited for at least 5 % of its time. None before any time passed."""
+        """Whether the loader limits the loop: it waited for at least 5 % of its time.
+
+        None where that is too little to judge by: fewer than 10 batches, or less than a second.
+        """
         share = self.wait_share
-        return None if share is None else share >= _NOT_THE_LIMIT
+        if share is None or self.batches < _LEAST_BATCHES or self.seconds < _LEAST_SECONDS:
+            return None
+        return share >= _NOT_THE_LIMIT
 
     @property
     def largest_speedup(self) -> float | None:
@@ -55,25 +62,37 @@ class WatchReport:
         return self.seconds / busy if busy > 0 else None
 
     def __str__(self) -> str:
-        """Two sentences for a person."""
-        share = self.wait_share
-        if share is None:
-            return "the loop has not asked for data yet"
-        rate = f"{self.batches:,} batches in {self.seconds:.1f} s"
-        text = f"the loop waited for data {100 * share:.1f} % of the time ({rate}"
-        if self.wait_median_seconds is not None and self.wait_largest_seconds is not None:
-            text += (
-                f"; a batch took {_shown(self.wait_median_seconds)}, the slowest {_shown(self.wait_largest_seconds)}"
-            )
+        """What was seen, and what follows from it, in sentences for a person."""
+        return f"{self._seen()} {self._verdict()}" if self.batches else self._nothing_came()
+
+    def _nothing_came(self) -> str:
+        if not self.seconds:
+            return "no batch has come yet."
+        return f"no batch came; the loop waited {_shown(self.wait_seconds)} for one."
+
+    def _seen(self) -> str:
+        share = self.wait_share or 0.0
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        parts = [f"{batches} in {_shown(self.seconds)}"]
+        if self.batches > 1 and self.wait_median_seconds is not None and self.wait_largest_seconds is not None:
+            half = f"half of the waits for a batch took at most about {_shown(self.wait_median_seconds)}"
+            parts.append(f"{half}, the longest {_shown(self.wait_largest_seconds)}")
         if self.first_wait_seconds > 0.5 * self.wait_seconds:
-            text += f"; {_shown(self.first_wait_seconds)} of it before the first one"
-        text += "). "
+            parts.append(f"{_shown(self.first_wait_seconds)} of the waiting came before the first batch of a pass")
+        return f"the loop waited for data {100 * share:.1f} % of the time ({'; '.join(parts)})."
+
+    def _verdict(self) -> str:
         speedup = self.largest_speedup
+        if self.limited is None:
+            return (
+                "Too short to judge whether the loader is the limit: "
+                f"that takes {_LEAST_BATCHES} batches and {_shown(_LEAST_SECONDS)}."
+            )
         if not self.limited:
-            return text + "The loader is not the limit: what the loop does with the batches is."
+            return "The loader is not the limit: what the loop does with the batches is."
         if speedup is None:
-            return text + "The loop did nothing but wait."
-        return text + f"The loader is a limit: with every batch ready the loop would be {speedup:.2f} times as fast."
+            return "The loop did nothing but wait."
+        return f"The loader is a limit: with every batch ready the loop would be {speedup:,.2f} times as fast."
 
 
 def watch(
@@ -90,7 +109,8 @@ def watch(
             step(batch)
 
     At the end of each pass a line says what share of the time the loop waited and whether the loader is the limit at
-    all. Batches pass through untouched, at well under 5 CPU microseconds each.
+    all; fewer than 10 batches or less than a second is called too short to judge. Batches pass through untouched, at
+    well under 5 CPU microseconds each.
 
     Time inside the loader's `next()` counts as waiting. Work that a step only queues (kernels on a GPU) may still
     run meanwhile, so this is the wait of the loop and not of the device: where it is small, the loader is not the
@@ -252,6 +272,6 @@ def _print(line: str) -> None:
 
 
 def _shown(seconds: float) -> str:
-    if seconds < 1e-3:
+    if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:,.1f} s"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
@@ -144,6 +145,39 @@ def test_the_second_file_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "day_1").write_bytes(line(fields=38))
     with pytest.raises(SourceError, match=r"day_1:1: expected 40 .* got 38"):
         read_criteo(tmp_path)
+
+
+class CountingFiles(pafs.FSSpecHandler):
+    """Local files; notes the path of each that is opened."""
+
+    def __init__(self) -> None:
+        super().__init__(pytest.importorskip("fsspec").filesystem("file"))
+        self.opened: list[str] = []
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        self.opened.append(path.rsplit("/", 1)[-1])
+        return super().open_input_file(path)
+
+
+@pytest.mark.parametrize("format", ["auto", "tsv"])
+def test_each_text_file_is_opened_once_before_it_is_read(tmp_path: Path, format: Any) -> None:
+    for day in range(3):
+        (tmp_path / f"day_{day}").write_bytes(line(category=f"{day + 1:x}") * 5)
+    (tmp_path / "day_3.gz").write_bytes(gzip.compress(line(category="f") * 5))
+    (tmp_path / "day_4").touch()
+    handler = CountingFiles()
+    pipe = read_criteo((pafs.PyFileSystem(handler), tmp_path), format=format)
+    assert sorted(handler.opened) == ["day_0", "day_1", "day_2", "day_3.gz", "day_4"]
+    assert rows_of(pipe)["C1"].to_pylist() == [1] * 5 + [2] * 5 + [3] * 5 + [15] * 5
+    assert sorted(handler.opened)[:3] == ["day_0", "day_0", "day_1"]
+    assert len(handler.opened) == 9  # the empty one is never read
+
+
+def test_folders_of_partitions_do_not_come_between(tmp_path: Path) -> None:
+    (tmp_path / "label=1").mkdir()
+    (tmp_path / "label=1" / "day_0").write_bytes(line() * 3)
+    write_parquet(rows_of(read_criteo(tmp_path)), tmp_path / "label=1" / "a.parquet", ALL_COLUMNS, "int64")
+    assert rows_of(read_criteo(tmp_path / "label=1" / "a.parquet"))["label"].to_pylist() == [0] * 3
 
 
 def test_text_that_went_through_another_tool_is_refused(shared_data: Path) -> None:

@@ -75,7 +75,8 @@ def test_numbers_of_every_type_are_taken(column: Any, expected: list[float]) -> 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
 def test_what_is_not_finite_is_an_error_or_as_if_missing(bad: float) -> None:
     column = pa.array([None, 1.0, bad, bad])
-    with pytest.raises(SourceError, match=re.escape(f"row 2 of the block: {bad} is not finite as float32")):
+    hint = "; Number(non_finite='fill') takes such values for missing ones and gives 0"
+    with pytest.raises(SourceError, match=re.escape(f"row 2 of the block: {bad} is not finite as float32{hint}")):
         Number(high=5)(column)
     assert Number(fill=2, non_finite="fill")(column).tolist() == [2, 1, 2, 2]
 

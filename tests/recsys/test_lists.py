@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intune import PipelineError, SourceError
-from intune.recsys import Hash, Modulo, MultiHot, Padded, Vocabulary, list_parts, pad, padding_mask, truncate
+from intune.recsys import Hash, Hex, Modulo, MultiHot, Padded, Vocabulary, list_parts, pad, padding_mask, truncate
 
 EXACT = Modulo(2**62)  # row = 1 + id, for ids that are not negative
 IDS = st.integers(0, 2**61)
@@ -124,12 +124,60 @@ def test_weights_must_be_there_and_finite(weights: list[Any], message: str) -> N
         MultiHot("ids", EXACT, weights="w")(batch(ids=masked(), w=pa.array(weights)))
 
 
-def test_an_error_of_a_value_names_the_column() -> None:
+def test_an_error_of_a_value_names_column_and_row() -> None:
     strict = Vocabulary([1, 2], unknown_rows=0)
     for feature in (MultiHot("ids", strict), Padded("ids", strict, 2)):
-        with pytest.raises(SourceError, match="column 'ids': row 2: 3 is not in the vocabulary of 2 keys"):
+        with pytest.raises(
+            SourceError, match=r"^column 'ids': row 2 of the block: 3 is not in the vocabulary of 2 keys$"
+        ):
             feature(batch(ids=masked()))
     assert MultiHot("ids", strict, most=2)(batch(ids=pa.array([[2, 1, 77]])))["ids"].to_pylist() == [[2, 1]]
+
+
+@given(
+    st.lists(st.none() | st.lists(st.none() | st.integers(0, 12), max_size=6), max_size=30),
+    st.sampled_from([None, 1, 3]),
+    st.sampled_from(["first", "last"]),
+    st.booleans(),
+)
+def test_the_row_is_that_of_the_first_list_with_a_bad_value(
+    rows: list[Any], most: int | None, keep: Any, dictionary: bool
+) -> None:
+    strict = Vocabulary(list(range(10)), unknown_rows=0)
+    column = pa.array(rows, pa.list_(pa.int64()))
+    if dictionary:
+        values, offsets = list_parts(column)
+        column = pa.LargeListArray.from_arrays(pa.array(offsets), values.dictionary_encode())
+    part = slice(None) if most is None else slice(None, most) if keep == "first" else slice(-most, None)
+    bad = [(i, value) for i, row in enumerate(rows) for value in (row or [])[part] if value is not None and value > 9]
+    feature = MultiHot("ids", strict, most=most, keep=keep)
+    features = [feature] if most is None else [feature, Padded("ids", strict, most, keep)]
+    for one in features:
+        if not bad:
+            one(batch(ids=column))
+            continue
+        with pytest.raises(SourceError) as caught:
+            one(batch(ids=column))
+        row, value = bad[0]
+        assert str(caught.value).startswith(f"column 'ids': row {row} of the block: {value} is not in the vocabulary")
+
+
+def test_words_that_are_not_hexadecimal_in_a_list() -> None:
+    column = pa.array([["ff", None], [], None, ["1", "xyz", "0"], ["zz"]])
+    for feature in (MultiHot("ids", Hex(EXACT)), Padded("ids", Hex(EXACT), 3)):
+        with pytest.raises(SourceError, match=r"^column 'ids': row 3 of the block: 'xyz' is not a hexadecimal number"):
+            feature(batch(ids=column))
+
+
+def test_an_encoder_of_ones_own_that_counts_nothing() -> None:
+    class Even(Modulo):
+        def encode(self, column: Any) -> Any:
+            if any(value is not None and value % 2 for value in column.to_pylist()):
+                raise ValueError("odd numbers are not taken")
+            return super().encode(column)
+
+    with pytest.raises(SourceError, match=r"^column 'ids': row 4 of the block: odd numbers are not taken$"):
+        MultiHot("ids", Even(100))(batch(ids=pa.array([[2, 4], [], [8], None, [6, 7, 9], [1]])))
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,51 @@ def test_three_columns_of_texts_are_three_lines_of_one_error() -> None:
     assert [line.split("'")[1] for line in str(caught.value).splitlines()[1:]] == ["a", "c", "d"]
 
 
+def test_the_file_whose_columns_do_not_fit_is_named(tmp_path: Path) -> None:
+    spec = FeatureSpec(dense=[Dense("a")], sparse=[Sparse("b", EXACT)])
+    kinds = [pa.uint16(), pa.uint32(), pa.uint64(), pa.uint64()]
+    for number, kind in enumerate(kinds):
+        table = pa.table({"a": pa.array([1.5]), "b": pa.array([1], kind)})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    pipe = intune.read_parquet(tmp_path, columns=spec.columns)
+    message = (
+        f"the columns of {tmp_path}/2.parquet do not fit the features:\n  column 'b' is uint64; allowed are integers"
+    )
+    with pytest.raises(SourceError, match=re.escape(message)):
+        spec.check(pipe)
+    spec.check(intune.read_parquet([tmp_path / "0.parquet", tmp_path / "1.parquet"], columns=spec.columns))
+    with pytest.raises(SourceError, match=r"2\.parquet has no columns 'x', 'c'; it has a, b"):
+        intune.read_parquet(tmp_path / "2.parquet", columns=["x", "a", "c"])
+
+
+def test_columns_that_folders_have_are_checked_too(tmp_path: Path) -> None:
+    spec = FeatureSpec(dense=[Dense("day")], sparse=[Sparse("country", Vocabulary(["de"])), Sparse("a", EXACT)])
+    (tmp_path / "day=3" / "country=de").mkdir(parents=True)
+    pq.write_table(pa.table({"a": [5]}), tmp_path / "day=3" / "country=de" / "0.parquet")
+    pipe = intune.read_parquet(tmp_path, columns=spec.columns)
+    spec.check(pipe)
+    with pipe.map(spec).loader(cpus=1) as loader:
+        (out,) = loader
+    assert (out["dense"].tolist(), out["sparse"].tolist()) == ([[3]], [[2, 6]])
+    with pytest.raises(
+        SourceError, match=r"the columns of .*0\.parquet do not fit.*\n  column 'country' is dictionary"
+    ):
+        FeatureSpec(dense=[Dense("country")]).check(pipe)
+
+
+def test_check_takes_schemas_and_pipelines_that_only_read_blocks(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("1\tx\n")
+    text = intune.read_tsv(tmp_path, schema=pa.schema([("a", pa.int64()), ("b", pa.string())]))
+    FeatureSpec(dense=[Dense("a")]).check(text)
+    with pytest.raises(SourceError, match="the columns do not fit the features:\n  column 'b' is string"):
+        FeatureSpec(dense=[Dense("b")]).check(text)
+    for other in (text.batch(3), intune.from_iterable([1])):
+        with pytest.raises(
+            PipelineError, match="check takes a schema, or a pipeline that reads blocks and has no other"
+        ):
+            FeatureSpec(dense=[Dense("a")]).check(other)
+
+
 def test_a_column_that_is_there_twice_is_named() -> None:
     schema = pa.schema([("a", pa.int64()), ("a", pa.int64())])
     with pytest.raises(SourceError, match="column 'a' is there 2 times"):

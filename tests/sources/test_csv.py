@@ -119,16 +119,75 @@ def test_bad_lines_have_their_number_in_the_file(file: Path, line: str, reason: 
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 30, 1 << 20])
-@pytest.mark.parametrize("text", ['x,1\n"open,2\ny,3\n', 'x,1\n5" pipe,2\ny,3\n', 'x,1\n"a""b,2\ny,3', 'x,1\ny,2"'])
+@pytest.mark.parametrize("text", ['x,1\n5" pipe,2\ny,3\n', 'x,1\ny,2"', 'x,1\n5" pipe,"2\ny"\n"z,3\n'])
 def test_a_quote_without_its_partner_is_never_taken_as_it_stands(file: Path, text: str, unit_bytes: int) -> None:
     file.write_text(text)
     assert failure(source_of(file, unit_bytes=unit_bytes)).startswith(f'{file}:2: a " that neither opens nor closes')
 
 
+END, NEXT = "by the end of the file", 'by the next ", 1 line further down'
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 30, 1 << 20])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("text", "line", "where"),
+    [
+        ('x,1\n"open,2\ny,3\n', 2, END),
+        ('x,1\n"a""b,2\ny,3', 2, END),
+        ('x,1\n""",2\ny,3', 2, END),
+        ('x,1\n"y,2\n"z",3\n', 2, NEXT),
+        ('x,1\n"a""b,2\n"z",3\n', 2, NEXT),
+        ('x,1\n"a,2\n\n"z",3\n', 2, 'by the next ", 2 lines further down'),
+        ('"x\n\ny",1\n"z\nz","2\n', 5, END),  # the row begins in line 4
+        ('"x\n\ny",1\nz,2\n"u\nu","3\n"v",4\n', 6, NEXT),
+        ('"', 1, END),
+        ('x,1\n\n"', 3, END),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_named_with_the_line_in_which_it_opens(
+    file: Path, text: str, line: int, where: str, packed: bool, unit_bytes: int
+) -> None:
+    file.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    message = failure(source_of(file, unit_bytes=unit_bytes))
+    assert message == (
+        f'{file}:{line}: a " opens a value in this line that is not closed {where}: '
+        'close it, double a " that is part of a value, or say quote=None if they are text like any other'
+    )
+
+
+def test_a_header_with_a_quote_that_is_not_closed(file: Path) -> None:
+    file.write_text('a,"b\n' + "x,1\n" * 1000)
+    message = failure(source_of(file, header=True))
+    assert message.startswith(f'{file}:1: a " opens a value in this line that is not closed by the end of the file')
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_file_with_a_header(tmp_path: Path, packed: bool) -> None:
+    (tmp_path / "1.csv").write_text("a,b\nx,1\n")
+    (tmp_path / "2.csv").write_bytes(gzip.compress(b"") if packed else b"")
+    size = (tmp_path / "2.csv").stat().st_size
+    message = re.escape(f"{tmp_path}/2.csv has no text in it ({size} bytes), but header=True says that its first line")
+    if not packed:
+        with pytest.raises(SourceError, match=message):
+            intune.read_csv(tmp_path, schema=AB)
+    else:
+        pipe = intune.read_csv(tmp_path, schema=AB).batch(4)
+        with pipe.loader(memory="4GiB") as loader, pytest.raises(SourceError, match=message):
+            list(loader)
+    (tmp_path / "1.csv").write_text("x,1\n")
+    with intune.read_csv(tmp_path, schema=AB, header=False).batch(4).loader(memory="4GiB") as loader:
+        assert [batch.num_rows for batch in loader] == [1]
+
+
 def test_a_quote_that_opens_a_file_without_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("intune.sources._streams.LONGEST_LINE", 1 << 16)
-    file.write_text('x,1\n"y,2\n' + "z,3\n" * 100_000)
-    assert re.search(r'from byte 4 on.*or a " without its partner', failure(source_of(file, unit_bytes=1000)))
+    file.write_text('"x\nx",1\n"y,2\n' + "z,3\n" * 100_000)
+    message = failure(source_of(file, unit_bytes=1000))
+    assert re.match(rf'{file}:3: a " opens a value in this line that is not closed in .* from byte 8 on: ', message)
+    file.write_text('x,1\n"y,2' + "z,3" * 100_000)
+    assert "from byte 4 on; is this a text file?" in failure(source_of(file, unit_bytes=1000))
 
 
 @pytest.mark.parametrize("quote", ["", '""', ",", "\n", "é"])

@@ -181,13 +181,69 @@ def test_uris(tree: Path) -> None:
     assert names(find_files(uri), tree) == ALL
     assert names(find_files(f"{uri}/day=*/x.parquet"), tree) == ["day=1/x.parquet", "day=2/x.parquet"]
     assert names(find_files([f"{uri}/a.parquet", tree / "b.parquet"]), tree) == ["a.parquet", "b.parquet"]
-    with pytest.raises(SourceError, match=r"nosuch://here.*filesystem="):
+    with pytest.raises(SourceError, match=r"nosuch://here.*give a filesystem instead"):
         find_files("nosuch://here/a")
 
 
-def test_paths_on_two_filesystems_are_refused(tree: Path) -> None:
-    with pytest.raises(SourceError, match="different filesystems"):
-        find_files([tree / "a.parquet", "mock://a/b"])
+def mock(*files: tuple[str, bytes]) -> pafs.FileSystem:
+    """A filesystem in memory, unlike every other one."""
+    system = pafs._MockFileSystem()
+    for path, content in files:
+        system.create_dir(path.rpartition("/")[0])
+        with system.open_output_stream(path) as stream:
+            stream.write(content)
+    return system
+
+
+def test_paths_on_several_filesystems_come_one_filesystem_after_the_other(tree: Path) -> None:
+    one = mock(("bucket/b.parquet", b"12345"), ("bucket/a.parquet", b"1234"))
+    two = mock(("bucket/a.parquet", b"123"))
+    below = pafs.SubTreeFileSystem(str(tree / "day=2"), pafs.LocalFileSystem())
+    files = find_files([(one, "bucket"), tree / "b.parquet", (two, "bucket/*")])
+    assert [files.path(index) for index in range(len(files))] == [
+        "mock:bucket/a.parquet", "mock:bucket/b.parquet", f"{tree}/b.parquet", "mock:bucket/a.parquet"
+    ]  # fmt: skip
+    assert files.sizes.tolist() == [4, 5, 1, 3]
+    contents = []
+    for index in range(len(files)):
+        with files.open(index) as stream:
+            contents.append(stream.read())
+    assert contents == [b"1234", b"12345", b"x", b"123"]
+    mixed = find_files([f"{tree.as_uri()}/a.parquet", (below, "x.parquet"), str(tree / "b.parquet"), (below, "deep")])
+    assert [mixed.location(index).removeprefix(f"{tree}/").lstrip("/") for index in range(4)] == [
+        "a.parquet", "b.parquet", "deep/er/z.parquet", "x.parquet"
+    ]  # fmt: skip
+    assert mixed.path(2).startswith("subtree:")
+
+
+def test_identity_on_several_filesystems(tree: Path) -> None:
+    files = [("bucket/day/a", b"1"), ("bucket/day/b", b"22")]
+    identity = find_files([tree / "day=1", (mock(*files), "bucket")]).identity()
+    assert identity == find_files([tree / "day=1", (mock(*files, ("k/c", b"")), "bucket/day/*")]).identity()
+    assert identity["on_filesystems"] == [1, 2]
+    assert identity["count"] == 3
+    assert identity != find_files([(mock(*files), "bucket"), tree / "day=1"]).identity()
+    alone = find_files((mock(*files), "bucket"))
+    assert alone.path(0) == "bucket/day/a"
+    assert "on_filesystems" not in alone.identity()
+
+
+def test_mistakes_with_several_filesystems(tree: Path) -> None:
+    one = mock(("bucket/a", b"1"))
+    with pytest.raises(SourceError, match=r"no file or folder 'bucket/c'.*'bucket' has a"):
+        find_files([tree, (one, "bucket/c")])
+    with pytest.raises(SourceError, match="bucket/a is given more than once"):
+        find_files([(one, "bucket"), tree, (one, "bucket/a")])
+    with pytest.raises(SourceError, match=r"filesystem= is given, and .* brings another one"):
+        find_files([(one, "bucket")], pafs.LocalFileSystem())
+    with pytest.raises(SourceError, match=r"pyarrow\.fs\.FileSystem or an fsspec filesystem, not int"):
+        find_files([(3, "bucket")])  # type: ignore[list-item]
+    (tree / "b.parquet").write_bytes(b"longer")
+    files = find_files([(one, "bucket"), tree / "b.parquet"])
+    with one.open_output_stream("bucket/a") as stream:
+        stream.write(b"123")
+    with pytest.raises(SourceError, match="mock:bucket/a has changed"):
+        files.open(0)
 
 
 def test_a_pyarrow_filesystem(tree: Path) -> None:

@@ -234,10 +234,12 @@ def test_types_that_cannot_be_joined_are_refused_before_reading(
 def test_missing_and_unknown_columns(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pa.table({"user": [1], "item": [2]}))
     write(tmp_path / "b.parquet", pa.table({"user": [1], "itm": [2]}))
-    with pytest.raises(SourceError, match=r"b\.parquet has no column 'item'; it has user, itm \(similar: itm\)"):
+    with pytest.raises(SourceError, match=r"b\.parquet has no column 'item' \(similar: itm\); it has itm, user"):
         ParquetSource(tmp_path, columns=["item"])
-    with pytest.raises(SourceError, match=r"b\.parquet has no column 'item' as .*a\.parquet has"):
+    with pytest.raises(SourceError, match=r"b\.parquet has no column 'item' \(similar: itm\) as .*a\.parquet has"):
         ParquetSource(tmp_path)
+    with pytest.raises(SourceError, match=r"a\.parquet has no columns 'usr' \(.*\), 'x', 'y'; it has user, item"):
+        ParquetSource(tmp_path, columns=["usr", "x", "item", "y"])
     assert column(ParquetSource(tmp_path, columns=["user"]), "user") == [1, 1]
 
 
@@ -528,6 +530,25 @@ def test_an_fsspec_filesystem(tmp_path: Path) -> None:
     try:
         source = ParquetSource("/here/*.parquet", filesystem=memory, block_rows=3)
         assert column(source, "id") == list(range(10))
+    finally:
+        memory.store.clear()
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_one_pipeline_of_two_stores(tmp_path: Path, executor: Literal["thread", "process"]) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/here/day=2/a.parquet", groups_of(tmp_path / "a.parquet", [5, 5]).read_bytes())
+    (tmp_path / "day=1").mkdir()
+    write(tmp_path / "day=1" / "a.parquet", ids(10, 30))
+    try:
+        paths = [(memory, "/here/**/*.parquet"), (tmp_path / "day=1").as_uri()]
+        with intune.read_parquet(paths).map(_as_it_is, executor=executor).batch(7).loader(cpus=2) as loader:
+            found = [row for batch in loader for row in batch.to_pylist()]
+        assert [(row["id"], row["day"]) for row in found] == [(n, 2 if n < 10 else 1) for n in range(30)]
+        memory.pipe("/here/day=2/a.parquet", b"no")
+        with pytest.raises(SourceError, match=r"^py::fsspec\+memory:/here/day=2/a.parquet \(2 bytes\): cannot be read"):
+            intune.read_parquet(paths)
     finally:
         memory.store.clear()
 

@@ -14,7 +14,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from intune._errors import SourceError
+import intune
+from intune._errors import LoaderError, SourceError
 from intune.sources._retries import Retries, is_transient
 from intune.sources.parquet import ParquetSource
 from intune.sources.text import TextSource
@@ -191,6 +192,48 @@ def test_counting_rows_is_repeated_too(tmp_path: Path) -> None:
             case.handler.failures = {call: BlockingIOError(errno.EAGAIN, "again")}
             assert case.source().count_unit_rows() == expected
         assert sum(expected) == 3_000
+
+
+class LongWaits(Waits):
+    """A clock whose waits end when they are woken, or after a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.woken = threading.Event(), threading.Event()
+
+    def sleep(self, seconds: float, wake: threading.Event) -> bool:
+        self.begun.set()
+        if wake.wait(60):
+            self.woken.set()
+        return self.woken.is_set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closing_the_loader_ends_a_wait(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    case, clock = Case(kind, tmp_path), LongWaits()
+    case.waits = clock
+    source = case.source()
+    case.handler.failures = dict.fromkeys(range(1000), OSError(errno.EIO, "input/output error"))
+    loader = intune.Pipeline(source).batch(10).loader(memory="4GiB", cpus=1)
+    ended: list[BaseException] = []
+
+    def draw() -> None:
+        try:
+            next(iter(loader))
+        except Exception as error:
+            ended.append(error)
+
+    consumer = threading.Thread(target=draw)
+    consumer.start()
+    assert clock.begun.wait(60)
+    calls = case.handler.calls
+    loader.close()
+    consumer.join(60)
+    assert clock.woken.is_set()
+    assert case.handler.calls == calls
+    assert isinstance(ended[0], LoaderError)
+    assert not caplog.records  # no thread was left behind
+    assert case.handler.opened == case.handler.closed
 
 
 # Which errors, how long.

@@ -86,7 +86,33 @@ def test_an_unknown_column_says_what_there_is_and_what_is_similar() -> None:
     schema = pa.schema([("user_id", pa.int32()), ("item_id", pa.int32()), ("clicks", pa.int8())])
     with pytest.raises(SourceError) as caught:
         merge_schemas([("/1", schema)], ["clicks", "userid"])
-    assert str(caught.value) == ("/1 has no column 'userid'; it has user_id, item_id, clicks (similar: user_id)")
+    assert str(caught.value) == "/1 has no column 'userid' (similar: user_id); it has user_id, item_id, clicks"
+
+
+def test_all_missing_columns_are_named_at_once_and_what_is_close_comes_first() -> None:
+    schema = pa.schema([(name, pa.int32()) for name in ("a", "price", "user_id", "item_id")])
+    with pytest.raises(SourceError) as caught:
+        merge_schemas([("/1", schema)], ["itemid", "a", "prize", "zzz", "itmid"])
+    assert str(caught.value) == (
+        "/1 has no columns 'itemid' (similar: item_id), 'prize' (similar: price), 'zzz', 'itmid' (similar: item_id); "
+        "it has item_id, price, a, user_id"
+    )
+
+
+def test_of_several_files_the_first_that_lacks_columns_is_named() -> None:
+    kinds = [pa.schema([(name, pa.int8()) for name in names]) for names in ("abcd", "adb", "a")]
+    found = [(f"/{number}", kind) for number, kind in enumerate(kinds)]
+    with pytest.raises(SourceError, match=r"^/1 has no column 'c'; it has a, d, b$"):
+        merge_schemas(found, ["a", "b", "c"])
+    with pytest.raises(SourceError, match=r"^/2 has no columns 'd', 'b'; it has a$"):
+        merge_schemas(found, ["d", "b", "a"])
+
+
+def test_a_wide_file_is_not_listed_whole() -> None:
+    schema = pa.schema([(f"column_{number}", pa.int8()) for number in range(3_000)])
+    with pytest.raises(SourceError, match=r"it has column_2999, .* and 2,900 more$") as caught:
+        merge_schemas([("/1", schema)], ["colunm_2999"])
+    assert len(str(caught.value)) < 2_000
 
 
 def test_nullability_and_metadata() -> None:

@@ -99,8 +99,12 @@ def test_plain_and_compressed_files_side_by_side(tmp_path: Path) -> None:
 @PACK
 def test_a_member_without_content(file: Path, pack: Pack) -> None:
     file.write_bytes(pack(b""))
-    source = TextSource(file, schema=AB, header=True)
+    source = TextSource(file, schema=AB)
     assert (source.unit_count(), rows(source), source.count_unit_rows()) == (1, [], [0])
+    source = TextSource(file, schema=AB, header=True)
+    for read in (lambda: rows(source), source.count_unit_rows):
+        with pytest.raises(SourceError, match=re.escape(f"{file} has no text in it ({file.stat().st_size} bytes)")):
+            read()
     file.write_bytes(pack(b"x\t1\n") + pack(b"") + pack(b"y\t2"))
     assert rows(TextSource(file, schema=AB)) == [("x", 1), ("y", 2)]
     file.write_bytes(b"\x57\x2a\x4d\x18\x03\0\0\0any" + zstd(b"x\t1\n"))  # a frame that is to be skipped

@@ -197,7 +197,6 @@ def test_one_column_has_rows_that_are_empty_lines(file: Path) -> None:
 def test_header(tmp_path: Path, end: str, unit_bytes: int, mark: str) -> None:
     for name, lines in [("1.tsv", ["a\tb", "x\t1", "y\t2"]), ("2.tsv", ["a\tb"]), ("3.tsv", ["a\tb", "z\t3"])]:
         (tmp_path / name).write_text(mark + end.join(lines), newline="")
-    (tmp_path / "4.tsv").touch()
     source = TextSource(tmp_path, schema=AB, header=True, unit_bytes=unit_bytes)
     assert rows(source) == [("x", 1), ("y", 2), ("z", 3)]
     assert sum(source.count_unit_rows()) == 3
@@ -214,6 +213,17 @@ def test_another_header_is_an_error_that_shows_both(tmp_path: Path, header: str)
             read()
         assert str(header.split("\t")) in str(caught.value)
         assert "['a', 'b']" in str(caught.value)
+
+
+def test_an_empty_file_has_no_header(tmp_path: Path) -> None:
+    (tmp_path / "1.tsv").write_text("a\tb\nx\t1\n")
+    (tmp_path / "2.tsv").touch()
+    with pytest.raises(SourceError, match=re.escape(f"{tmp_path}/2.tsv has no text in it (0 bytes), but header=True")):
+        TextSource(tmp_path, schema=AB, header=True)
+    with pytest.raises(SourceError, match=re.escape(f"{tmp_path}/1.tsv:1: ")):
+        list(TextSource(tmp_path, schema=AB).open(0))
+    (tmp_path / "1.tsv").write_text("x\t1\n")
+    assert rows(TextSource(tmp_path, schema=AB)) == [("x", 1)]
 
 
 # Any table, any line ends, any cut.

@@ -1,10 +1,12 @@
 """In plain words: what limits a run now, and what it is doing.
 
-The rule: a trainer that hardly waits is the limit itself. Otherwise start at the stage nearest to it and go
-towards the source for as long as the stage mainly lacks input, as the one before is slower then. The stage
-where this ends is the narrow one, and what it mainly lacks (or that it lacks nothing) names the limit. If that
-is no limit of the stage's own and the slots are busy nearly all the time, then CPUs are the limit, or the
-interpreter lock, and the stage that uses most of them is named.
+The rule: a trainer that hardly waits is the limit itself. Otherwise a stage that works all the time at a limit of
+its own is; else the interpreter lock, memory, or CPUs that are busy all the time. If it is none of these, start at the
+stage nearest to the trainer and go towards the source for as long as the stage mainly lacks input, as the one before
+is slower then; what the stage where this ends mainly lacks names the limit.
+
+A stage may have an item in hand that no thread has begun to work on, for want of a CPU or of the lock. So a stage is
+the limit only where its working time says so too. One that waits is never named for what others use.
 """
 
 from collections.abc import Iterator
@@ -12,20 +14,38 @@ from dataclasses import dataclass
 from typing import Literal
 
 from intune._values import CAUSES, Cause, Snapshot, StageSnapshot
+from intune.control.lock import (
+    FREE_SECONDS,
+    HELD_SECONDS,
+    IN_USE_SECONDS,
+    LockBound,
+    lock_bound,
+    lost_seconds,
+)
 
 Kind = Literal["trainer", "paused", "cpu", "lock", "concurrency", "waits", "memory", "order", "source", "unknown"]
 
 TRAINER_WAITS_LITTLE = 0.05
 """Share of the window in which the trainer may wait for data and still be the limit."""
 
-LOCK_WAIT_SECONDS = 0.002
-"""A thread alone waits some 0.1 ms for the interpreter lock, beside one that computes in Python 5 ms."""
+TRAINER_WAITS_IN_BURSTS = 0.3
+"""The same where batches lie ready for most of the window."""
 
-LOCK_LOST_SHARE = 0.3
-"""Share of its working time that a thread neither ran nor waited for a CPU, from which the lock is to blame."""
+BUSY_SHARE = 0.85
+"""Share of the time that they might be in use from which slots, or a stage, count as busy all the time."""
 
-SLOTS_BUSY_SHARE = 0.85
-"""Share of the slots' time in use from which they count as busy all the time."""
+ALONE_SHARE, ALONE_BUSY_SHARE = 0.75, 0.5
+"""A stage that works on one item at once is the limit if it does this share of all work on threads and is busy so
+much: the rest of the time goes by between two of its items, where nothing else has much to do."""
+
+OTHERS_SHARE = 0.2
+"""Share of the CPUs' time from which other programs are blamed for what is missing."""
+
+SLOTS_TAKEN_SHARE = 0.5
+"""Share of the slots' time in use below which it is not for want of slots that stages wait for one."""
+
+SLOW_RATIO = 2.0
+"""99th percentile over median of the times of items from which some count as slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +58,7 @@ class Limit:
             "waits": one that waits does; "memory": items are not admitted; "order": a slow item holds the
             others back; "source": it has no more input; "unknown": nothing stands out, or nothing
             was measured.
-        stage: The stage that it shows in; None where it is none.
+        stage: The stage that uses most of what is short, or that is short of memory or input; None where it is none.
         sentence: The same in words and figures.
     """
 
@@ -61,28 +81,18 @@ def limit(snapshot: Snapshot) -> Limit:
         if stage.concurrency == 0:
             return Limit("paused", stage.name, f"Stage {stage.name} is paused by the user.")
     found = _narrow(snapshot)
-    narrow = _judge(snapshot, *found) if found is not None else None
-    if narrow is not None and narrow.kind in ("concurrency", "waits", "memory"):
-        return narrow
-    return _busy_slots(snapshot) or narrow or Limit("unknown", None, "Nothing was measured in this window yet.")
-
-
-def _busy_slots(snapshot: Snapshot) -> Limit | None:
-    """CPU as the limit, or the interpreter lock, where the slots were busy nearly all the time."""
-    stages = [stage for stage in snapshot.stages if not stage.info.waits]
-    busy, most = sum(stage.busy_seconds for stage in stages), snapshot.allocation.slots * snapshot.window_seconds
-    if not stages or most <= 0 or busy < SLOTS_BUSY_SHARE * most:
-        return None
-    if locked := _locked(snapshot):
-        return locked
-    worst = max(stages, key=lambda stage: stage.busy_seconds)
-    if worst.info.executor == "thread" and _lost_seconds(worst) > 0.7 * worst.busy_seconds:
-        sentence = (
-            f"Stage {worst.name} is the limit: it holds {_share(worst.busy_seconds / most)} of the slots' time but "
-        )
-        return Limit("waits", worst.name, f"{sentence}hardly computes; waits=True would let it wait without a slot.")
-    share = f"and stage {worst.name} takes {_share(worst.busy_seconds / busy)} of that"
-    return Limit("cpu", worst.name, f"CPU is the limit: all slots are busy, {share}{_cpu_figures(snapshot)}.")
+    if found is None:
+        return Limit("unknown", None, "Nothing was measured in this window yet.")
+    stage, cause = found
+    return (
+        _alone(snapshot)
+        or _locked(snapshot)
+        or _full(snapshot)
+        or (Limit("memory", stage.name, _memory_sentence(snapshot, stage)) if cause == "memory" else None)
+        or _busy_slots(snapshot)
+        or _judge(snapshot, stage, cause)
+        or _nothing_full(snapshot)
+    )
 
 
 def explain(snapshot: Snapshot) -> str:
@@ -107,19 +117,132 @@ def _main_cause(stage: StageSnapshot) -> Cause | None:
     return None if full >= stage.wait_share.get(cause, 0.0) else cause
 
 
-def _judge(snapshot: Snapshot, stage: StageSnapshot, cause: Cause | None) -> Limit:
-    if cause == "memory":
-        return Limit("memory", stage.name, _memory_sentence(snapshot, stage))
-    if cause in ("order", "room"):
-        return Limit("order", stage.name, _order_sentence(snapshot, stage, cause))
+def _alone(snapshot: Snapshot) -> Limit | None:
+    """A stage on threads that works on one item at a time, all the time, and does not queue for the lock meanwhile."""
+    threads = [stage for stage in snapshot.stages if stage.info.executor == "thread" and not stage.info.waits]
+    busy = sum(stage.busy_seconds for stage in threads)
+    for stage in threads:
+        limited = _most(stage) == 1 and (snapshot.allocation.slots > 1 or stage.info.max_concurrency == 1)
+        share = _busy_share(snapshot, stage)
+        if share is None:
+            share = 1 - sum(stage.wait_share.values())
+        most_of_all = stage.busy_seconds >= ALONE_SHARE * busy and share >= ALONE_BUSY_SHARE
+        held = (snapshot.machine.lock_wait_seconds or 0.0) >= HELD_SECONDS
+        queues = held and lost_seconds(stage) > stage.busy_seconds / 2
+        if limited and (share >= BUSY_SHARE or most_of_all) and not queues:
+            return _at_its_limit(snapshot, stage)
+    return None
+
+
+def _full(snapshot: Snapshot) -> Limit | None:
+    """The stage that works all the time on as many items as it may itself, fewer than there are slots."""
+    shares = {
+        stage.name: _busy_share(snapshot, stage) or 0.0
+        for stage in snapshot.stages
+        if (most := _most(stage)) is not None and (stage.info.waits or most < snapshot.allocation.slots)
+    }
+    fullest = max(snapshot.stages, key=lambda stage: shares.get(stage.name, 0.0))
+    return _at_its_limit(snapshot, fullest) if shares.get(fullest.name, 0.0) >= BUSY_SHARE else None
+
+
+def _locked(snapshot: Snapshot) -> Limit | None:
+    bound = lock_bound(snapshot)
+    return None if bound is None else Limit("lock", bound.stage.name, _lock_sentence(bound))
+
+
+def _busy_slots(snapshot: Snapshot) -> Limit | None:
+    """CPU as the limit where the slots were busy nearly all the time."""
+    stages = [stage for stage in snapshot.stages if not stage.info.waits]
+    busy, most = sum(stage.busy_seconds for stage in stages), snapshot.allocation.slots * snapshot.window_seconds
+    if not stages or most <= 0 or busy < BUSY_SHARE * most:
+        return None
+    worst = max(stages, key=lambda stage: stage.busy_seconds)
+    # What a thread loses to other programs or to the lock is no waiting of its own.
+    undisturbed = (snapshot.machine.lock_wait_seconds or 0.0) < HELD_SECONDS and not _taken_by_others(snapshot)
+    if worst.info.executor == "thread" and undisturbed and lost_seconds(worst) > 0.7 * worst.busy_seconds:
+        sentence = (
+            f"Stage {worst.name} is the limit: it holds {_share(worst.busy_seconds / most)} of the slots' time but "
+        )
+        return Limit("waits", worst.name, f"{sentence}hardly computes; waits=True would let it wait without a slot.")
+    share = f"and stage {worst.name} takes {_share(worst.busy_seconds / busy)} of that"
+    return Limit("cpu", worst.name, f"CPU is the limit: all slots are busy, {share}{_cpu_figures(snapshot)}.")
+
+
+def _judge(snapshot: Snapshot, stage: StageSnapshot, cause: Cause | None) -> Limit | None:
+    """The limit by what the narrow stage lacked; None where its working time contradicts that."""
     if cause == "input":
         return Limit("source", stage.name, f"The source {stage.name} has nothing more to read.")
-    if locked := _locked(snapshot):
-        return locked
     if cause == "slot":
-        waited = f"stage {stage.name} waited for one {_share(stage.wait_share['slot'])} of the time"
-        return Limit("cpu", stage.name, f"CPU is the limit: {waited}{_cpu_figures(snapshot)}.")
-    return _at_its_limit(snapshot, stage)
+        busiest, held = _busiest(snapshot), sum(each.busy_seconds for each in snapshot.stages if not each.info.waits)
+        if held < SLOTS_TAKEN_SHARE * snapshot.allocation.slots * snapshot.window_seconds:
+            return None
+        waited = f"stage {stage.name} waited for a slot {_share(stage.wait_share['slot'])} of the time"
+        most = f"; stage {busiest.name} uses most of them" if busiest is not stage else ""
+        return Limit("cpu", busiest.name, f"CPU is the limit: {waited}{most}{_cpu_figures(snapshot)}.")
+    if cause in ("order", "room"):
+        return _slow_item(snapshot, stage, cause)
+    share = _busy_share(snapshot, stage)
+    return _at_its_limit(snapshot, stage) if share is None or share >= ALONE_BUSY_SHARE else None
+
+
+def _slow_item(snapshot: Snapshot, stage: StageSnapshot, cause: Cause) -> Limit | None:
+    """A slow item that others wait for; None where there is none."""
+    behind = snapshot.stages[snapshot.stages.index(stage) + 1 :]
+    if cause == "room" and (
+        snapshot.consumer.wait_share <= TRAINER_WAITS_IN_BURSTS
+        or not any(later.info.kind in ("shuffle", "batch") for later in behind)
+    ):
+        return _bursts(snapshot, stage)  # the room that it lacks is the trainer's to make
+    timed = [stage for stage in snapshot.stages if stage.wall_seconds_p99 is not None]
+    slow = max(timed, key=lambda stage: stage.wall_seconds_p99 or 0.0, default=None)
+    if slow is not None and (slow.wall_seconds_p99 or 0.0) < SLOW_RATIO * (slow.wall_seconds_p50 or 0.0):
+        return None
+    sentence = f"A slow item is the limit: stage {stage.name} waited {_share(stage.wait_share[cause])} of the time"
+    sentence = f"{sentence} for one that comes before"
+    if slow is None:
+        return Limit("order", None, f"{sentence}.")
+    return Limit(
+        "order",
+        slow.name,
+        f"{sentence}; the slowest are in stage {slow.name}: {_time(slow.wall_seconds_p99)} (99th percentile) "
+        f"against {_time(slow.wall_seconds_p50)} (median).",
+    )
+
+
+def _bursts(snapshot: Snapshot, full: StageSnapshot) -> Limit | None:
+    """The trainer as nearly the limit, which takes batches in bursts; None where it waits for much of the time."""
+    if snapshot.consumer.wait_share > TRAINER_WAITS_IN_BURSTS:
+        return None
+    said = f"it waited for data {_share(snapshot.consumer.wait_share)} of the time"
+    room = f"stage {full.name} {_share(full.wait_share['room'])} for room"
+    return Limit("trainer", None, f"The trainer is nearly the limit: {said}, and {room}.")
+
+
+def _nothing_full(snapshot: Snapshot) -> Limit:
+    """What can be said where no stage is busy all the time."""
+    machine, seconds = snapshot.machine, snapshot.window_seconds
+    worked = max(snapshot.stages, key=lambda stage: stage.busy_seconds)
+    if seconds <= 0 or not worked.busy_seconds:
+        return Limit("unknown", None, "Nothing stands out: no stage finished an item in this window.")
+    busiest = _busiest(snapshot)
+    if (machine.cpu_seconds_used or 0.0) >= BUSY_SHARE * min(snapshot.allocation.slots, machine.cpus) * seconds:
+        sentence = f"CPU is the limit: stage {busiest.name} uses most of it{_cpu_figures(snapshot)}."
+        return Limit("cpu", busiest.name, sentence)
+    if _taken_by_others(snapshot):
+        return Limit("cpu", None, f"CPU is the limit: other programs use what is missing{_cpu_figures(snapshot)}.")
+    average = f"it has {worked.busy_seconds / seconds:.1f} items in hand on average"
+    sentence = f"Nothing stands out: no stage is busy all the time; {worked.name} is worked on most ({average})."
+    return Limit("unknown", worked.name, sentence)
+
+
+def _taken_by_others(snapshot: Snapshot) -> bool:
+    """Whether other programs use a notable part of CPUs that are busy nearly all the time."""
+    machine, cpus = snapshot.machine, snapshot.machine.cpus * snapshot.window_seconds
+    if machine.cpu_seconds_used is None or machine.cpu_seconds_all is None:
+        return False
+    # Of a machine with more CPUs than this process may use, the sum over all programs says nothing.
+    busy = BUSY_SHARE * cpus <= machine.cpu_seconds_all <= 1.1 * cpus
+    return busy and machine.cpu_seconds_all - machine.cpu_seconds_used >= OTHERS_SHARE * cpus
 
 
 def _at_its_limit(snapshot: Snapshot, stage: StageSnapshot) -> Limit:
@@ -127,41 +250,49 @@ def _at_its_limit(snapshot: Snapshot, stage: StageSnapshot) -> Limit:
         at = "as many as threads allow" if stage.concurrency is None else f"all {stage.concurrency} that it may have"
         sentence = f"Stage {stage.name} is the limit: it waits for something outside, with {at} under way"
         return Limit("waits", stage.name, f"{sentence}{_seconds_an_item(stage)}.")
-    if stage.concurrency is None and stage.info.max_concurrency is None and stage.info.executor == "thread":
+    most = _most(stage)
+    if most is None and stage.info.executor == "thread":
         sentence = f"CPU is the limit: stage {stage.name} fills all slots{_cpu_figures(snapshot)}."
         return Limit("cpu", stage.name, sentence)
-    most = stage.info.max_concurrency
-    at = f"{stage.concurrency} at once" if stage.concurrency is not None else "as many at once as it may"
-    own = f"; its max_concurrency is {most}" if most is not None else ""
-    sentence = f"Stage {stage.name} is the limit: it works on {at} nearly all the time{own}{_seconds_an_item(stage)}."
+    at = "as many items at once as it may" if most is None else "one item at a time" if most == 1 else f"{most} at once"
+    own = stage.info.max_concurrency
+    why = f"; its max_concurrency is {own}" if own is not None else ""
+    sentence = f"Stage {stage.name} is the limit: it works on {at} nearly all the time{why}{_seconds_an_item(stage)}."
     return Limit("concurrency", stage.name, sentence)
 
 
-def _locked(snapshot: Snapshot) -> Limit | None:
-    """The interpreter lock as the limit, shown in the stage that loses most time to it, if it is that."""
-    wait = snapshot.machine.lock_wait_seconds
-    if wait is None or wait < LOCK_WAIT_SECONDS:
+def _most(stage: StageSnapshot) -> int | None:
+    """The most items that it may work on at once; None = as many as there are slots, or threads."""
+    limits = (stage.concurrency, stage.info.max_concurrency, stage.processes_live or None)
+    return min((most for most in limits if most is not None), default=None)
+
+
+def _busy_share(snapshot: Snapshot, stage: StageSnapshot) -> float | None:
+    """Working time over the most it could be; None where items take so long that the window says nothing of it."""
+    long = (stage.wall_seconds_p99 or 0.0) > snapshot.window_seconds / 4
+    most = _most(stage) or (None if stage.info.waits else snapshot.allocation.slots)
+    if long or most is None or snapshot.window_seconds <= 0 or (not stage.items_out and stage.running):
         return None
-    threads = [stage for stage in snapshot.stages if stage.info.executor == "thread" and not stage.info.waits]
-    lost = {stage.name: (_lost_seconds(stage), stage.busy_seconds) for stage in threads}
-    busy = sum(seconds for _, seconds in lost.values())
-    if not busy or sum(seconds for seconds, _ in lost.values()) / busy < LOCK_LOST_SHARE:
-        return None
-    worst = max(threads, key=lambda stage: lost[stage.name][0])
-    share = _share(lost[worst.name][0] / worst.busy_seconds)
-    sentence = (
-        f"The interpreter lock is the limit: a thread waits {_time(wait)} for it, and stage {worst.name} loses "
-        f'{share} of its working time so; executor="process" would avoid that.'
+    return stage.busy_seconds / (most * snapshot.window_seconds)
+
+
+def _busiest(snapshot: Snapshot) -> StageSnapshot:
+    """The stage that holds most of the slots' time; where no stage needs slots, the one that works most."""
+    stages = [stage for stage in snapshot.stages if not stage.info.waits] or list(snapshot.stages)
+    return max(stages, key=lambda stage: stage.busy_seconds)
+
+
+def _lock_sentence(bound: LockBound) -> str:
+    said = (
+        "The interpreter lock is the limit: Python code runs in one thread at a time, so the stages on threads get "
+        f"{bound.threads_cpus:.1f} of {bound.cpus} CPUs; {_share(bound.share)} of that is stage {bound.stage.name} "
+        f"(a thread waits {_time(bound.wait_seconds)} for the lock, some {_time(FREE_SECONDS)} where it is free)."
     )
-    return Limit("lock", worst.name, sentence)
-
-
-def _lost_seconds(stage: StageSnapshot) -> float:
-    """Working time in which its threads neither ran nor waited for a CPU."""
-    if stage.cpu_seconds_mean is None or not stage.wall_seconds_mean:
-        return 0.0
-    off_cpu = stage.busy_seconds * (1 - stage.cpu_seconds_mean / stage.wall_seconds_mean)
-    return max(0.0, off_cpu - (stage.run_queue_seconds or 0.0))
+    if bound.move:
+        stages = f"stage{'s' if len(bound.move) > 1 else ''} {' and '.join(bound.move)}"
+        return f'{said} For the next run, executor="process" on {stages} makes it up to {bound.gain:.1f} times as fast.'
+    small = f"Its items take only {_time(bound.stage.cpu_seconds_mean)}, too little to send each to a process. "
+    return f"{said} {small if bound.too_small else ''}Work on whole columns in numpy or Arrow needs the lock less."
 
 
 def _cpu_figures(snapshot: Snapshot) -> str:
@@ -182,19 +313,6 @@ def _memory_sentence(snapshot: Snapshot, stage: StageSnapshot) -> str:
     return f"Memory is the limit: {waited}; {held}."
 
 
-def _order_sentence(snapshot: Snapshot, stage: StageSnapshot, cause: Cause) -> str:
-    share = _share(stage.wait_share[cause])
-    sentence = f"A slow item is the limit: stage {stage.name} waited {share} of the time for one that comes before"
-    timed = [stage for stage in snapshot.stages if stage.wall_seconds_p99 is not None]
-    if not timed:
-        return f"{sentence}."
-    slow = max(timed, key=lambda stage: stage.wall_seconds_p99 or 0.0)
-    return (
-        f"{sentence}; the slowest are in stage {slow.name}: {_time(slow.wall_seconds_p99)} (99th percentile) "
-        f"against {_time(slow.wall_seconds_p50)} (median)."
-    )
-
-
 def _details(snapshot: Snapshot) -> Iterator[str]:
     consumer, seconds = snapshot.consumer, snapshot.window_seconds
     rate = f"{consumer.steps / seconds:.3g} steps/s, " if seconds > 0 else ""
@@ -207,6 +325,9 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         f"{_count(snapshot.in_flight_items, 'item', 'items')} in flight with {_size(snapshot.in_flight_bytes)} "
         f"of {_size(snapshot.in_flight_bytes_limit)}."
     )
+    if (wait := machine.lock_wait_seconds or 0.0) >= IN_USE_SECONDS and lock_bound(snapshot) is None:
+        held = "much of the time" if wait >= HELD_SECONDS else "part of the time"
+        yield f"Interpreter lock: Python code holds it {held}; a thread waits {_time(wait)} for it."
     for event in snapshot.events:
         yield f"Event: {event.kind}{f' at stage {event.stage}' if event.stage else ''}: {event.detail}"
 

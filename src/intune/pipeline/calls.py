@@ -74,7 +74,7 @@ class StageCall:
     """A stage's function with what is needed to apply it to an item. Picklable by cloudpickle.
 
     Args:
-        kind: "map", "map_rows", "filter", "flat_map", "unbatch" or "to_torch".
+        kind: "map", "map_rows", "filter", "flat_map", "unbatch", "to_torch", or "get" for samples by number.
         flow: What comes in.
         function: The user's function, or a class that is made once for each worker.
         rng: Whether the function gets a generator seeded by (seed, epoch, stage, seq).
@@ -157,7 +157,8 @@ class StageCall:
         out: list[Any] = []
         keep: list[int] = []
         skipped: list[Failure] = []
-        function, filters, plain = self.function, self.kind == "filter", not (self.rng or self.reseed)
+        function, plain = self.function, not (self.rng or self.reseed)
+        filters, maps = self.kind == "filter", self.kind == "map"
         position, failure = -1, None
         samples_left = enumerate(samples)
         while True:
@@ -168,7 +169,7 @@ class StageCall:
                         if _truth(result):
                             out.append(sample)
                             keep.append(position)
-                    elif result is None:
+                    elif result is None and maps:
                         raise _no_result()
                     else:
                         out.append(result)
@@ -222,7 +223,7 @@ class StageCall:
         return Output(self.function(block))
 
 
-_SAMPLE_KINDS = ("map", "filter")
+_SAMPLE_KINDS = ("get", "map", "filter")
 
 
 def _iterate(children: Any) -> Iterable[Any]:

@@ -4,13 +4,13 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from intune._errors import IntuneError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
 from intune.metrics.counters import StageCounters, unmet
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
-from intune.pipeline.calls import Failure, StageCall
+from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.checks import check_allocation
 from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial, Verdict
@@ -18,8 +18,8 @@ from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, Share
 from intune.pipeline.scheduler import Bell, Scheduler
 from intune.pipeline.segment import Context
-from intune.pipeline.source import BlockSource, SequentialSource
-from intune.pipeline.stage import LiveStage, Pool, RemoteCall, Trial
+from intune.pipeline.source import BlockSource
+from intune.pipeline.stage import LiveStage, Pool, RemoteCall, Trial, planned
 
 ACCOUNT_SECONDS = 2e-3
 """How often at most the stages' waits are booked while work goes on: it costs some microseconds."""
@@ -293,29 +293,15 @@ class Engine:
     # --- inside
 
     def _make_stages(self, slots: int) -> list[LiveStage]:
-        source = self.pipeline.source
-        most = 1 if isinstance(source, SequentialSource) else source.max_concurrency
-        infos: list[tuple[StageInfo, StageCall | None]] = [
-            (StageInfo(source.kind, "source", "thread", most, None), None)
-        ]
         share = self.options.share
-        for number, stage in enumerate(self.pipeline.stages, 1):
-            executor: Literal["thread", "process"] = "process" if stage.executor == "process" else "thread"
-            info = StageInfo(stage.name, stage.kind, executor, stage.max_concurrency, stage.waits)
-            call = None
-            if stage.kind not in ("shuffle", "batch"):
-                function = stage.function if stage.function is not None else _nothing
-                seed = (share.seed, share.rank)
-                call = StageCall(stage.kind, stage.flow, function, stage.rng, seed, number, self.options.skip)
-            infos.append((info, call))
+        plans = planned(self.pipeline, (share.seed, share.rank), self.options.skip)
         live: list[LiveStage] = []
         try:
-            for number, (info, call) in enumerate(infos):
-                pool = None
+            for number, (info, call, open_executor) in enumerate(plans):
+                pool = trial = None
                 if info.executor == "process" and call is not None:
                     pool = self._make_pool(info.name, RemoteCall(call), self._changed)
-                trial = None
-                if number and self.pipeline.stages[number - 1].executor == "auto" and not info.waits and slots > 1:
+                if open_executor and slots > 1:
                     trial = ExecutorTrial(self.context.make_probe(PROBE_SECONDS))
                 live.append(LiveStage(info, call, number, pool=pool, executor_trial=trial))
         except BaseException:
@@ -491,10 +477,6 @@ class Engine:
 
 def _shown(value: int | None) -> str:
     return "open" if value is None else str(value)
-
-
-def _nothing(value: Any) -> Any:
-    return value
 
 
 def totals(engine: Engine) -> dict[str, StageCounters]:

@@ -295,7 +295,7 @@ class EpochRun:
                 start, stop, repeat = rank_range(len(indices), share.rank, share.world_size, share.on_uneven)
                 again = np.resize(indices, repeat) if len(indices) else indices
                 indices = np.concatenate([indices[start:stop], again])
-            return IndexNode(stage, segment, stages, self.start.source, source, indices)
+            return IndexNode(stage, segment, stages, self.start.source, self.epoch, indices)
         return IterableNode(stage, segment, stages, self.start.source, lambda: self._draw(source))
 
     def _draw(self, source: SequentialSource) -> Iterator[tuple[int, Any]]:

@@ -1,9 +1,10 @@
 """Sources of samples: taken in runs, so that scheduling costs little where samples do."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from intune.pipeline.calls import Failure, Keys
+from intune.pipeline.calls import Failure, Keys, Output
 from intune.pipeline.footprint import Footprint
 from intune.pipeline.item import Item
 from intune.pipeline.nodes import Node, Work, size_of
@@ -79,10 +80,10 @@ class IndexNode(SampleNode):
     """Samples by number, from a map-style dataset."""
 
     def __init__(
-        self, stage: LiveStage, segment: Segment, stages: list[LiveStage], first: int, source: Any, order: Any
+        self, stage: LiveStage, segment: Segment, stages: list[LiveStage], first: int, epoch: int, order: Any
     ) -> None:
         super().__init__(stage, segment, stages, first)
-        self._source, self._order = source, order
+        self._epoch, self._order = epoch, order
         self._check()
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
@@ -97,46 +98,28 @@ class IndexNode(SampleNode):
         item = self._item(length)
         self._check()
         indices = [int(index) for index in self._order[start : start + length]]
-        get, clock, skip = self._source.get, self.context.clock, self.context.skip
+        keys = range(start, start + length)
 
-        def work() -> tuple[Any, ...]:
-            wall, cpu = clock.wall(), clock.cpu()
-            samples: list[Any] = []
-            kept: list[tuple[int, ...]] = []
-            skipped: list[Failure] = []
-            failure = None
-            for number, index in enumerate(indices, start):
-                try:
-                    samples.append(get(index))
-                    kept.append((number,))
-                except Exception as error:
-                    failure = Failure(error, (index,))
-                    if not skip:
-                        break
-                    skipped.append(failure)
-                    failure = None
-            keys: Keys = range(start, start + length) if len(samples) == length else kept
-            return samples, keys, size_of(samples, keys), clock.wall() - wall, clock.cpu() - cpu, failure, skipped
+        def work() -> tuple[Output, float, float, Footprint]:
+            output, wall, cpu = self.stage.execute(indices, keys, self._epoch, self.context.clock)
+            return output, wall, cpu, size_of(output.payload, output.keys)
 
         return Work(work, lambda result: self._finish(item, *result), lambda error: self._broke(item, error))
 
-    def _finish(
-        self,
-        item: Item,
-        samples: list[Any],
-        keys: Keys,
-        sizes: Footprint,
-        wall: float,
-        cpu: float,
-        failure: Failure | None,
-        skipped: list[Failure],
-    ) -> None:
-        self._skipped(item, tuple(skipped))
-        self._fill(item, samples, keys, sizes, wall, cpu)
-        if failure is not None:
-            item.fail(failure, self.stage.info.name)
+    def _finish(self, item: Item, output: Output, wall: float, cpu: float, sizes: Footprint) -> None:
+        if self.stage.executor_trial is not None:
+            self.context.on_executor_trial(self.stage, wall, cpu, sum(sizes.values()))
+        assert output.keys is not None
+        self._skipped(item, tuple(self._named(failure) for failure in output.skipped))
+        self._fill(item, output.payload, output.keys, sizes, wall, cpu)
+        if output.failure is not None:
+            item.fail(self._named(output.failure), self.stage.info.name)
             self.failed()
         self.after(item) if item.rows else self.segment.arrived(item)
+
+    def _named(self, failure: Failure) -> Failure:
+        """The same with the number that the dataset knows the sample by."""
+        return replace(failure, key=(int(self._order[failure.key[0]]),))
 
     def _check(self) -> None:
         if self._next >= len(self._order):

@@ -7,7 +7,7 @@ task whenever a slot or a thread is free, and `pick` answers with the deepest on
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Task(Protocol):
@@ -42,6 +42,24 @@ class Bell:
     def wait(self) -> None:
         """Wait without the lock until something happened since the last wait."""
         self._gate.acquire()
+
+
+class WorkerThread(threading.Thread):
+    """A thread of a scheduler; a daemon: a function that never returns must not keep the interpreter from ending.
+
+    Attributes:
+        ending: Set when the scheduler is being closed.
+    """
+
+    def __init__(self, ending: threading.Event, target: Callable[..., None], args: tuple[Any, ...], name: str) -> None:
+        super().__init__(target=target, args=args, name=name, daemon=True)
+        self.ending = ending
+
+
+def ending() -> threading.Event:
+    """Set when the calling thread is to end soon: who waits in a task waits for it too. Nobody sets it elsewhere."""
+    thread = threading.current_thread()
+    return thread.ending if isinstance(thread, WorkerThread) else threading.Event()
 
 
 class _Worker:
@@ -85,6 +103,7 @@ class Scheduler:
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
         self._closed = False
+        self._ending = threading.Event()
         self._started = 0
 
     @property
@@ -116,6 +135,7 @@ class Scheduler:
 
     def close(self, seconds: float) -> list[str]:
         """End all threads; names of those that were still inside a function after so many seconds."""
+        self._ending.set()
         with self.lock:
             self._closed = True
             for worker in self._workers:  # not only idle ones: an interrupt may have lost one on its way, or unstarted
@@ -149,10 +169,7 @@ class Scheduler:
         worker = _Worker()
         worker.task = task
         self._started += 1
-        # A daemon: a function that never returns must not keep the interpreter from ending.
-        worker.thread = threading.Thread(
-            target=self._loop, args=(worker,), name=f"{self._name}-{self._started}", daemon=True
-        )
+        worker.thread = WorkerThread(self._ending, self._loop, (worker,), f"{self._name}-{self._started}")
         self._workers.add(worker)
         worker.thread.start()
 

@@ -5,7 +5,7 @@ by which rank and in which order of an epoch is the plan's business, not the sou
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,9 @@ class IndexedSource(Protocol):
 
     kind: str
     max_concurrency: int | None
+
+    executor: Literal["thread", "process", "auto"]
+    """Where `get` runs; in processes it is sent there by cloudpickle, with all that it holds."""
 
     def identity(self) -> dict[str, Any]:
         """JSON that tells this source from another."""

@@ -4,13 +4,16 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from intune._clock import Clock
+from intune._errors import WorkerDiedError
 from intune._values import StageInfo
 from intune.metrics.counters import StageCounters
-from intune.pipeline.calls import StageCall
+from intune.pipeline.calls import Failure, Output, StageCall, key_at
+from intune.pipeline.chain import Executor, Pipeline
 from intune.pipeline.executors import ExecutorTrial
+from intune.pipeline.source import IndexedSource, SequentialSource
 
 
 class Pool(Protocol):
@@ -250,7 +253,7 @@ class LiveStage:
         """Apply the stage to one item: output, wall and CPU seconds. Called without the lock."""
         began, cpu = clock.wall(), clock.cpu()
         if self.pool is not None:
-            output, used = self.pool.call(payload, keys, epoch)
+            output, used = self._remote(self.pool, payload, keys, epoch)
             return output, clock.wall() - began, used
         assert self.instances is not None
         call = self.instances.borrow()
@@ -260,3 +263,79 @@ class LiveStage:
         finally:
             self.instances.give_back(call, max(1, self.cap))
         return output, clock.wall() - began, clock.cpu() - cpu
+
+    def _remote(self, pool: Pool, payload: Any, keys: Any, epoch: int) -> tuple[Any, float]:
+        """Output and CPU seconds of a worker. Samples that killed it together go one by one, to lose no other."""
+        assert self.call is not None
+        try:
+            return pool.call(payload, keys, epoch)  # type: ignore[no-any-return]
+        except WorkerDiedError:
+            alone = self.call.flow != "sample" or self.call.kind == "flat_map" or len(payload) == 1
+            if alone or pool.failed:
+                raise
+        whole, used = Output([], []), 0.0
+        for number, sample in enumerate(payload):
+            output, seconds = self._single(pool, sample, key_at(keys, number), epoch)
+            whole = Output(
+                whole.payload + output.payload,
+                [*(whole.keys or ()), *(output.keys or ())],
+                output.failure,
+                whole.skipped + output.skipped,
+            )
+            used += seconds
+            if whole.failure is not None:
+                break
+        return whole, used
+
+    def _single(self, pool: Pool, sample: Any, key: tuple[int, ...], epoch: int) -> tuple[Output, float]:
+        """Output and CPU seconds for one sample, which may kill its workers."""
+        assert self.call is not None
+        try:
+            return pool.call([sample], [key], epoch)  # type: ignore[no-any-return]
+        except WorkerDiedError as error:
+            failure = Failure(error, key)
+            return Output([], [], skipped=(failure,)) if self.call.skip else Output([], [], failure), 0.0
+
+
+class Planned(NamedTuple):
+    """A stage before it lives: what it is, what it does to an item, and whether its executor is still open."""
+
+    info: StageInfo
+    call: StageCall | None
+    open_executor: bool
+
+
+def planned(pipeline: Pipeline, seed: tuple[int, ...], skip: bool) -> list[Planned]:
+    """The stages of a pipeline, source first.
+
+    Args:
+        pipeline: The chain.
+        seed: Seed of the loader and its rank.
+        skip: Whether failures are left out.
+    """
+    source = pipeline.source
+    most = 1 if isinstance(source, SequentialSource) else source.max_concurrency
+    if isinstance(source, IndexedSource):
+        call: StageCall | None = StageCall("get", "sample", source.get, seed=seed, skip=skip)
+        plans = [_plan(source.kind, "source", source.executor, most, None, call)]
+    else:
+        plans = [_plan(source.kind, "source", "thread", most, None, None)]
+    for number, stage in enumerate(pipeline.stages, 1):
+        call = None
+        if stage.kind not in ("shuffle", "batch"):
+            function = stage.function if stage.function is not None else _nothing
+            call = StageCall(stage.kind, stage.flow, function, stage.rng, seed, number, skip)
+        plans.append(_plan(stage.name, stage.kind, stage.executor, stage.max_concurrency, stage.waits, call))
+    return plans
+
+
+def _plan(
+    name: str, kind: str, executor: Executor, most: int | None, waits: bool | None, call: StageCall | None
+) -> Planned:
+    process = executor == "process"
+    info = StageInfo(name, kind, "process" if process else "thread", most, False if process else waits)
+    return Planned(info, call, executor == "auto" and not waits)
+
+
+def _nothing(value: Any) -> Any:
+    return value

@@ -7,6 +7,7 @@ a label (0 or 1), 13 counts, 26 categories of up to eight hex digits; an empty f
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
@@ -17,9 +18,11 @@ import intune
 from intune._errors import PipelineError, SourceError
 from intune.sources._files import FileSet, Paths, find_files, reading
 from intune.sources._hex import hex_to_int64
+from intune.sources._retries import Retries
 from intune.sources._schema import is_text
-from intune.sources._streams import first_line
+from intune.sources._streams import first_line, look_at_all
 from intune.sources.parquet import BLOCK_ROWS
+from intune.sources.text import TextSource
 
 LABEL_COLUMN = "label"
 COUNT_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
@@ -51,7 +54,8 @@ def read_criteo(
     """Read Criteo files as blocks with the columns of `criteo_schema`.
 
     Args:
-        paths: Files, folders or glob patterns. A folder stands for the files in it and below it.
+        paths: Files, folders, glob patterns or URIs, as for `intune.read_parquet`. A folder stands for the files in
+            it and below it.
         format: "tsv" or "parquet", or "auto": told by file names and first bytes, the same for all files.
         label: Whether the files have a label; False for Kaggle's `test.txt` (39 fields).
         executor: Where Parquet columns are turned into those of `criteo_schema`: hex strings into integers,
@@ -64,39 +68,57 @@ def read_criteo(
         SourceError: If a path is missing, the format cannot be told, files of both kinds are given, a first line has
             a header or another number of fields, or Parquet columns have other names than `PARQUET_LAYOUTS` lists.
     """
-    files = find_files(paths)
-    if format == "auto":
-        format = tell_format(files)
-    if format == "tsv":
-        for index in range(len(files)):
-            _check_first_line(files, index, label)
-        return intune.read_tsv(paths, schema=criteo_schema(label=label), hex_columns=CATEGORY_COLUMNS)
-    if format != "parquet":
+    if format not in ("auto", "tsv", "parquet"):
         raise PipelineError(f"format must be 'auto', 'tsv' or 'parquet', got {format!r}")
+    files = find_files(paths)
+    if format != "parquet":
+        looks = _looks(files, format)
+        if looks[0].format == "tsv":
+            for index, look in enumerate(looks):
+                _check_first_line(files.path(index), look.line, label)
+            codecs = [look.codec for look in looks]
+            schema = criteo_schema(label=label)
+            return intune.Pipeline(TextSource(files, schema=schema, hex_columns=CATEGORY_COLUMNS, codecs=codecs))
     path = files.path(0)
     with reading(lambda: f"{path} ({files.sizes[0]:,} bytes)"), files.open(0) as stream:
         first = pq.ParquetFile(stream)
         names = _parquet_names(path, first.schema_arrow.names, label)
         repeated = _repeated_texts(first, names[-len(CATEGORY_COLUMNS) :])
-    pipeline = intune.read_parquet(paths, columns=list(names), dictionary_columns=repeated)
+    pipeline = intune.read_parquet(paths, columns=list(names), dictionary_columns=repeated, partitioning=None)
     return pipeline.map(CriteoColumns(names), name="criteo_columns", executor=executor)
 
 
-def tell_format(files: FileSet) -> Literal["tsv", "parquet"]:
-    """Tell text from Parquet by name and first bytes.
+@dataclass(frozen=True)
+class _Look:
+    """What a first look at a file says; codec and first line of text only."""
+
+    format: Literal["tsv", "parquet"]
+    codec: str | None = None
+    line: bytes = b""
+
+
+def _looks(files: FileSet, format: Literal["auto", "tsv"]) -> list[_Look]:
+    """Open each file once: tell text from Parquet by name and first bytes, and read the first line of text.
 
     Raises:
         SourceError: If a file is neither by its name, its first bytes contradict its name, or both kinds are there.
     """
-    first: dict[Literal["tsv", "parquet"], str] = {}
-    for index in range(len(files)):
-        first.setdefault(_format_of(files, index), files.path(index))
+    retries = Retries()
+
+    def look_at(index: int) -> _Look:
+        with reading(lambda: files.path(index)):
+            return retries.call(partial(_look, files, index, format))
+
+    looks = look_at_all(files, look_at)
+    first: dict[str, str] = {}
+    for index, look in enumerate(looks):
+        first.setdefault(look.format, files.path(index))
     if len(first) > 1:
         raise SourceError(
             f"both kinds of files are given: text ({first['tsv']}) and Parquet ({first['parquet']}); "
             "give files of one kind"
         )
-    return next(iter(first))
+    return looks
 
 
 @dataclass(frozen=True)
@@ -158,10 +180,16 @@ def _number(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _format_of(files: FileSet, index: int) -> Literal["tsv", "parquet"]:
+def _look(files: FileSet, index: int, format: Literal["auto", "tsv"]) -> _Look:
+    with files.open(index) as stream:
+        if format == "auto" and _format_of(files, index, stream.read(4) == b"PAR1") == "parquet":
+            return _Look("parquet")
+        stream.seek(0)
+        return _Look("tsv", *first_line(files, index, stream))
+
+
+def _format_of(files: FileSet, index: int, parquet: bool) -> Literal["tsv", "parquet"]:
     path = files.path(index)
-    with reading(lambda: path), files.open(index) as stream:
-        parquet = stream.read(4) == b"PAR1"
     name = path.rsplit("/", 1)[-1]
     if parquet and _TEXT_NAME.fullmatch(name):
         raise SourceError(f"{path} has the name of a text file, but the content of a Parquet file")
@@ -177,10 +205,7 @@ def _format_of(files: FileSet, index: int) -> Literal["tsv", "parquet"]:
     )
 
 
-def _check_first_line(files: FileSet, index: int, label: bool) -> None:
-    path = files.path(index)
-    with reading(lambda: path):
-        line = first_line(files, index)
+def _check_first_line(path: str, line: bytes, label: bool) -> None:
     if not line:
         return  # an empty file has no rows; a blank first line is the reader's to judge
     fields = line.split(b"\t")

@@ -79,7 +79,8 @@ class Number:
             float32[n], finite.
 
         Raises:
-            SourceError: If a number is not finite and `non_finite` is "raise"; the message has the first such row.
+            SourceError: If a number is not finite and `non_finite` is "raise"; the message has the first such row and
+                says how to fill it.
             TypeError: If the column holds something else than numbers.
         """
         if is_time(column.type) if isinstance(column, pa.Array) else column.dtype.kind in "mM":
@@ -92,7 +93,10 @@ class Number:
         if not finite.all():
             if self.non_finite == "raise":
                 row = int(np.argmin(finite))
-                raise SourceError(f"row {row} of the block: {column[row]} is not finite as float32")
+                raise SourceError(
+                    f"row {row} of the block: {column[row]} is not finite as float32; "
+                    f"Number(non_finite='fill') takes such values for missing ones and gives {self.fill:g}"
+                )
             numbers[~finite] = self.fill
         if self.low is not None or self.high is not None:
             np.clip(numbers, self.low, self.high, out=numbers)

@@ -5,6 +5,7 @@ missing value: row 0 of the table. Every list type of Arrow is taken (list, larg
 large_list_view), one level deep.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -169,7 +170,7 @@ class MultiHot:
             cut = [truncate(part, offsets, self.most, self.keep) for part in parts]
             parts, kept = [part for part, _ in cut], cut[0][1]
         with naming(self.column):
-            parts[0] = self.encoder(parts[0])
+            parts[0] = _encoded(self.encoder, parts[0], kept)
         return {name: _as_lists(part, kept) for name, part in zip(self.outputs, parts, strict=True)}
 
     def _weights(self, column: pa.Array, offsets: Offsets) -> npt.NDArray[np.float32]:
@@ -236,11 +237,11 @@ class Padded:
             that is missing counts, what is filled up does not.
 
         Raises:
-            SourceError: If a value is not allowed; the message has the column.
+            SourceError: If a value is not allowed; the message has column and row.
         """
         with naming(self.column):
             values, offsets = truncate(*list_parts(batch.column(self.column)), self.length, self.keep)
-            padded, lengths = pad(self.encoder(values), offsets, self.length)
+            padded, lengths = pad(_encoded(self.encoder, values, offsets), offsets, self.length)
         return dict(zip(self.outputs, (padded, lengths), strict=True))
 
 
@@ -258,6 +259,31 @@ class _ListsOf:
     def accepts(self, kind: pa.DataType) -> bool:
         """Whether a column may have the type."""
         return bool(pa.types.is_null(kind)) or (is_list(kind) and self.values.accepts(kind.value_type))
+
+
+def _encoded(encoder: Encoder, values: Column, offsets: Offsets) -> npt.NDArray[np.int64]:
+    """What an encoder makes of all values; a value that it refuses is named with the row of its list."""
+    try:
+        return encoder(values)
+    except ValueError as error:  # SourceError and Arrow's errors of values
+        good, bad = 0, len(values)  # so many values from the first on are taken, and so many are not
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            refused = _refused(encoder, values[:middle])
+            good, bad = (good, middle) if refused else (middle, bad)
+        reason = _refused(encoder, values[bad - 1 : bad]) or error
+        row = int(np.searchsorted(offsets, bad - 1, side="right")) - 1
+        # An encoder counts what it is given: the values, of which this was the only one.
+        text = re.sub(r"^row \d+( of the block)?: ", "", str(reason))
+        raise SourceError(f"row {row} of the block: {text}") from error
+
+
+def _refused(encoder: Encoder, values: Column) -> ValueError | None:
+    try:
+        encoder(values)
+    except ValueError as error:
+        return error
+    return None
 
 
 def _as_lists(values: Column, offsets: Offsets) -> pa.Array:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from intune._errors import PipelineError, SourceError
 from intune.pipeline.blocks import Array, Block
+from intune.pipeline.chain import Pipeline
 from intune.recsys._columns import Column, is_time, labels, naming, plain, plain_type, problems_with
 from intune.recsys.features import Encoder, Number
 from intune.recsys.hashing import Cross
@@ -99,7 +100,7 @@ class FeatureSpec:
             lists=[MultiHot("items_seen", Vocabulary.from_parquet("items.parquet", "id"), most=50)],
         )
         pipe = intune.read_parquet(paths, columns=spec.columns)
-        spec.check(pq.read_schema(paths[0]))
+        spec.check(pipe)
         pipe.map(spec).shuffle(500_000).batch(8192).to_torch()
 
     Picklable, without state, safe in several threads at once. The columns of a block are checked as `check` does.
@@ -151,22 +152,35 @@ class FeatureSpec:
         """Rows of the embedding table of each of `lists`, by the name of its output."""
         return {feature.outputs[0]: feature.encoder.table_rows for feature in self.lists}
 
-    def check(self, schema: pa.Schema) -> None:
-        """Check that a schema has the columns, of types that are taken.
+    def check(self, columns: pa.Schema | Pipeline) -> None:
+        """Check that the columns are there, of types that are taken; nothing is read.
 
         Args:
-            schema: Of the blocks, as `pyarrow.parquet.read_schema` gives it; other columns do not matter.
+            columns: A pipeline that reads blocks, without further stages; or the schema of blocks, as
+                `pyarrow.parquet.read_schema` gives it. Other columns do not matter.
 
         Raises:
             SourceError: If a column is not there, there twice, or of another type; all such are listed, each with
-                its type and what is allowed.
+                its type and what is allowed. For a pipeline of Parquet files with the first file that has such.
+            PipelineError: If the pipeline does more than reading, or gives samples.
         """
+        if isinstance(columns, pa.Schema):
+            _refuse("the columns", self._problems(columns))
+            return
+        schema = getattr(columns.source, "schema", None)
+        if columns.stages or schema is None:
+            raise PipelineError("check takes a schema, or a pipeline that reads blocks and has no other stage yet")
+        problems = self._problems(schema)
+        for path, of_file in getattr(columns.source, "file_schemas", ()) if problems else ():
+            _refuse(f"the columns of {path}", self._problems(of_file))
+        _refuse("the columns", problems)
+
+    def _problems(self, schema: pa.Schema) -> list[str]:
+        """What is wrong with a schema, a sentence each."""
         problems = [] if self.label is None else problems_with(schema, self.label, _Label())
         for feature in (*self.dense, *self.sparse, *self.lists):
             problems += feature.problems(schema)
-        if problems:
-            lines = "\n  ".join(dict.fromkeys(problems))
-            raise SourceError(f"the columns do not fit the features:\n  {lines}")
+        return list(dict.fromkeys(problems))
 
     def __call__(self, block: Block) -> Block:
         """Transform one block of n rows.
@@ -208,6 +222,12 @@ class FeatureSpec:
             return block
         columns = {name: _as_arrow(block[name]) for name in self.columns if name in block}
         return pa.RecordBatch.from_pydict(columns)
+
+
+def _refuse(whose: str, problems: list[str]) -> None:
+    if problems:
+        lines = "\n  ".join(problems)
+        raise SourceError(f"{whose} do not fit the features:\n  {lines}")
 
 
 class _Label:

@@ -3,17 +3,43 @@
 import json
 import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from intune._values import Snapshot
+from intune._errors import SourceError
+from intune._values import Allocation, ConsumerSnapshot, MachineSnapshot, Snapshot, StageInfo, StageSnapshot
+from intune.control import read_journal
+from intune.control.explain import Kind, limit
 from intune.pipeline.stats import Stats
 
 COLUMNS = 80
 _NAME = 12
 """Columns of the names of lines."""
+
+_T = TypeVar("_T")
+
+_LIMITS: dict[Kind, str] = {
+    "trainer": "the trainer",
+    "paused": "a pause of {}",
+    "cpu": "CPU for {}",
+    "lock": "the interpreter lock in {}",
+    "concurrency": "the concurrency of {}",
+    "waits": "what {} waits for",
+    "memory": "memory",
+    "order": "slow items of {}",
+    "source": "nothing in particular",
+    "unknown": "nothing in particular",
+}
+"""Kinds of limits in a few words, {} being the stage. A source that has nothing more to read limits nothing."""
+
+NO_STAGE = "others"
+"""Stands for a stage where the limit is none's: CPU that other programs use."""
+
+CLEAR_SHARE = 0.6
+"""Share of the time from which a limit stands alone; below it the next one is named too."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +117,63 @@ class MemoryPeak:
             self.limit_bytes = limit
 
 
+def limited_by(journal: Path) -> str:
+    """What limited training, in one line: the trainer or a stage, and for what share of the time.
+
+    Args:
+        journal: The file that the loader wrote its journal to. All windows in it count, each by its length: those of
+            a run that was stopped and resumed too, and those in `<journal>.1`, where the file was rotated.
+    """
+    try:
+        older = Path(f"{journal}.1")
+        return in_a_line([*(read_journal(older) if older.exists() else ()), *read_journal(journal)])
+    except (OSError, SourceError) as error:
+        return f"not known, as the journal cannot be read: {error}"
+
+
+def in_a_line(lines: Iterable[Mapping[str, Any]]) -> str:
+    """What limited the windows in lines of a journal, each with all of `seen`."""
+    seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for line in lines:
+        window = _window(line["seen"])
+        if not window.consumer.steps and not any(stage.items_in or stage.running for stage in window.stages):
+            continue  # nothing went on: it had not begun, or was over
+        found = limit(window)
+        seconds[_LIMITS[found.kind]][found.stage or NO_STAGE] += window.window_seconds
+    ranked = sorted(((sum(stages.values()), said) for said, stages in seconds.items()), reverse=True)
+    total = sum(part for part, _ in ranked)
+    if not total:
+        return "not known: the run was over before anything was measured"
+    named = ranked[: 1 if ranked[0][0] >= CLEAR_SHARE * total else 2]
+    words = [
+        f"{said.format(max(seconds[said], key=seconds[said].__getitem__))}, {part / total:.0%}" for part, said in named
+    ]
+    return f"{'; '.join(words)} of the time"
+
+
+def _window(seen: Mapping[str, Any]) -> Snapshot:
+    """The window that a line of a journal tells of, its events left out."""
+    stages = [_made(StageSnapshot, {**stage, "info": _made(StageInfo, stage["info"])}) for stage in _stages(seen)]
+    parts = {
+        "stages": tuple(stages),
+        "consumer": _made(ConsumerSnapshot, seen["consumer"]),
+        "machine": _made(MachineSnapshot, seen["machine"]),
+        "allocation": _made(Allocation, seen["allocation"]),
+        "events": (),
+    }
+    return _made(Snapshot, {**seen, **parts})
+
+
+def _stages(seen: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    found: Mapping[str, Mapping[str, Any]] = seen["stages"]
+    return found.values()
+
+
+def _made(kind: type[_T], values: Mapping[str, Any]) -> _T:
+    """A dataclass of the values that it has fields for."""
+    return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})  # type: ignore[arg-type]
+
+
 def measure(stats: Stats, seconds: float, memory: MemoryPeak) -> Measured:
     """What a loader's lifetime figures say of a run.
 
@@ -124,7 +207,7 @@ class Summary:
         loss_first: Mean loss of the first steps (at most 10).
         loss_last: Mean loss of the last steps (at most 10).
         evaluation: Result on the held-out rows; None where none were asked for.
-        limited_by: What limited the rate, in words.
+        limited_by: What limited the rate over the whole run, in one line, as the function of this name says it.
         notes: What else the reader should know.
         run_dir: Folder with config.json, journal.jsonl and summary.json.
         measured: What was measured on the way; summary.json has it in words too, as `in_words`.
@@ -177,7 +260,7 @@ class Summary:
             f"loss        {self.loss_first:.4f} -> {self.loss_last:.4f} (means over the first and the last steps)",
             *self._evaluation_lines(),
             f"waited      {self.wait_seconds:.1f} s for the loader, {share:.0%} of the time",
-            *(f"{'limited by' if not i else '':<{_NAME}}{line}" for i, line in enumerate(self.limited_by.splitlines())),
+            f"{'limited by':<{_NAME}}{self.limited_by}",
             *(f"{'note':<{_NAME}}{note}" for note in self.notes),
         ]
         return [*(part for line in lines for part in _wrapped(line)), f"{'run folder':<{_NAME}}{self.run_dir}"]

@@ -5,11 +5,12 @@ import fnmatch
 import hashlib
 import os
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,11 @@ import pyarrow.fs as pafs
 
 from intune._errors import SourceError
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""What a reader takes: a path, a pattern or a folder, or several of them."""
+Path: TypeAlias = str | os.PathLike[str] | tuple[Any, str | os.PathLike[str]]
+"""A path, a pattern or a folder; or a pair of a filesystem and one of these on it."""
+
+Paths: TypeAlias = Path | Sequence[Path]
+"""What a reader takes: one of these, or several."""
 
 _LISTED_IN_IDENTITY = 64
 _LISTED_IN_ERROR = 5
@@ -29,19 +33,34 @@ _IGNORED_ENDS = (".crc", ".tmp")
 _MAGIC = frozenset("*?[")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FileSet:
-    """Files on one filesystem, sorted by path, each once.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A filesystem with files on it.
 
     Attributes:
         filesystem: Where they are.
-        root: What all paths begin with, "/" included; "" if nothing.
-        names: Path of each file below `root`.
-        sizes: int64 [files], bytes of each file when it was listed.
+        root: What all their paths begin with, "/" included; "" if nothing.
+        label: What tells it from the others in messages: "s3://"; "" for local files, or where it is the only one.
+        count: How many files.
     """
 
     filesystem: pafs.FileSystem
     root: str
+    label: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileSet:
+    """Files, one filesystem after another in the order in which they were first given, sorted by path on each.
+
+    Attributes:
+        places: The filesystems.
+        names: Path of each file below the root of its filesystem.
+        sizes: int64 [files], bytes of each file when it was listed.
+    """
+
+    places: tuple[Place, ...]
     names: tuple[str, ...]
     sizes: npt.NDArray[np.int64]
 
@@ -50,8 +69,12 @@ class FileSet:
         return len(self.names)
 
     def path(self, index: int) -> str:
-        """Full path of a file."""
-        return self.root + self.names[index]
+        """Full path of a file, for messages."""
+        return self._place(index).label + self.location(index)
+
+    def location(self, index: int) -> str:
+        """Full path of a file on its filesystem."""
+        return self._place(index).root + self.names[index]
 
     def open(self, index: int) -> pa.NativeFile:
         """Open a file for reading; the caller closes it.
@@ -60,7 +83,7 @@ class FileSet:
             SourceError: If its size is no longer what it was when it was listed.
             OSError: If it cannot be opened.
         """
-        stream = self.filesystem.open_input_file(self.path(index))
+        stream = self._place(index).filesystem.open_input_file(self.location(index))
         size = stream.size()
         if size != self.sizes[index]:
             stream.close()
@@ -78,7 +101,14 @@ class FileSet:
         identity: dict[str, Any] = {"count": len(self), "bytes": int(self.sizes.sum()), "digest": digest.hexdigest()}
         if len(self) <= _LISTED_IN_IDENTITY:
             identity["files"] = [[name, size] for name, size in zip(self.names, self.sizes.tolist(), strict=True)]
+        if len(self.places) > 1:
+            identity["on_filesystems"] = [place.count for place in self.places]
         return identity
+
+    def _place(self, index: int) -> Place:
+        if len(self.places) == 1:
+            return self.places[0]
+        return self.places[bisect_right(list(accumulate(place.count for place in self.places)), index)]
 
 
 def find_files(paths: Paths, filesystem: Any = None) -> FileSet:
@@ -88,32 +118,28 @@ def find_files(paths: Paths, filesystem: Any = None) -> FileSet:
         paths: Files are taken as given. Folders are listed with all that is below them, but for names that
             start with "_" or "." or end in ".crc" or ".tmp". Patterns (`*`, `?`, `[...]` within a name, `**`
             for any number of folders) stand for the files and folders that they match; names of that kind are
-            matched only where the pattern spells out what makes them so.
-        filesystem: A pyarrow or fsspec filesystem that all paths are on. None: the local one, or what a URI
-            such as "s3://bucket/folder" says.
+            matched only where the pattern spells out what makes them so. URIs and pairs (filesystem, path) may be
+            on several filesystems.
+        filesystem: A pyarrow or fsspec filesystem that all paths are on. None: the local one, what a URI such as
+            "s3://bucket/folder" says, or that of the pair.
 
     Raises:
         SourceError: If a path is missing, a pattern or folder gives nothing, or a file is given twice.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = [paths] if isinstance(paths, str | os.PathLike) or _is_pair(paths) else list(paths)
     if not given:
         raise SourceError("no paths given; give a file, a folder, a pattern, or a list of them")
-    system, wanted = _on_one_filesystem([_text(path) for path in given], filesystem)
-    found: list[tuple[str, int]] = []
-    try:
-        for text, path, info in zip(given, wanted, system.get_file_info(wanted), strict=True):
-            found.extend(_sized(file) for file in _files_of(system, str(text), path, info))
-    except OSError as error:
-        raise SourceError(f"cannot list {_short(given)}: {error}") from error
-    found.sort()
-    for (path, _), (following, _) in pairwise(found):
-        if path == following:
-            raise SourceError(f"{path} is given more than once by {_short(given)}; its rows would be read twice")
-    # What the first and the last in order have in common, all have; object names need not be normal paths.
-    common = os.path.commonprefix([found[0][0], found[-1][0]])  # noqa: RUF071
-    root = common[: common.rfind("/") + 1]
-    names = tuple(path[len(root) :] for path, _ in found)
-    return FileSet(system, root, names, np.array([size for _, size in found], np.int64))
+    groups = _by_filesystem(given, filesystem)
+    places, names, sizes = [], [], []
+    for group in groups:
+        found = group.files()
+        # What the first and the last in order have in common, all have; object names need not be normal paths.
+        common = os.path.commonprefix([found[0][0], found[-1][0]])  # noqa: RUF071
+        root = common[: common.rfind("/") + 1]
+        names += [path[len(root) :] for path, _ in found]
+        sizes += [size for _, size in found]
+        places.append(Place(group.filesystem, root, group.label if len(groups) > 1 else "", len(found)))
+    return FileSet(tuple(places), tuple(names), np.array(sizes, np.int64))
 
 
 @contextmanager
@@ -127,31 +153,79 @@ def reading(describe: Callable[[], str]) -> Iterator[None]:
         raise SourceError(f"{describe()}: cannot be read: {error}") from error
 
 
-def _text(path: str | os.PathLike[str]) -> str:
+@dataclass(slots=True)
+class _Group:
+    """Given paths on one filesystem: as they were given, and in its terms."""
+
+    filesystem: pafs.FileSystem
+    label: str
+    given: list[str] = field(default_factory=list)
+    wanted: list[str] = field(default_factory=list)
+
+    def add(self, given: str, path: str) -> None:
+        """One more path; local ones become absolute."""
+        local = isinstance(self.filesystem, pafs.LocalFileSystem)
+        self.given.append(given)
+        self.wanted.append(os.path.abspath(path) if local else path.rstrip("/") or path)
+
+    def files(self) -> list[tuple[str, int]]:
+        """Path and size of all files, sorted, each once."""
+        found: list[tuple[str, int]] = []
+        try:
+            infos = self.filesystem.get_file_info(self.wanted)
+            for given, path, info in zip(self.given, self.wanted, infos, strict=True):
+                found.extend(_sized(file) for file in _files_of(self.filesystem, given, path, info))
+        except OSError as error:
+            raise SourceError(f"cannot list {_short(self.given)}: {error}") from error
+        found.sort()
+        for (path, _), (following, _) in pairwise(found):
+            if path == following:
+                raise SourceError(f"{path} is given more than once by {_short(self.given)}; its rows would come twice")
+        return found
+
+
+def _by_filesystem(given: Sequence[Any], filesystem: Any) -> list[_Group]:
+    """The paths by filesystem, in the order in which each was first given."""
+    groups: list[_Group] = []
+    for path in given:
+        system, label, text, location = _placed(path, filesystem)
+        group = next((group for group in groups if group.filesystem == system), None)
+        if group is None:
+            group = _Group(system, label)
+            groups.append(group)
+        group.add(text, location)
+    return groups
+
+
+def _placed(path: Any, filesystem: Any) -> tuple[pafs.FileSystem, str, str, str]:
+    """Filesystem of one given path, its label, the path as it was given, and in the filesystem's terms."""
+    if _is_pair(path):
+        if filesystem is not None:
+            raise SourceError(f"filesystem= is given, and {path!r} brings another one; give either")
+        system, text = _as_filesystem(path[0]), os.fspath(path[1])
+        return system, _label(system, f"{system.type_name}:"), text, text
     if not isinstance(path, str | os.PathLike):
-        raise SourceError(f"paths must be str or os.PathLike, not {type(path).__name__}: {path!r}")
-    return os.fspath(path)
-
-
-def _on_one_filesystem(texts: list[str], filesystem: Any) -> tuple[pafs.FileSystem, list[str]]:
-    """The filesystem and the paths in its terms; local ones absolute."""
+        raise SourceError(
+            f"paths must be str, os.PathLike or pairs of a filesystem and one of these, not {type(path).__name__}: "
+            f"{path!r}"
+        )
+    text = os.fspath(path)
     if filesystem is not None:
-        system = _as_filesystem(filesystem)
-        if isinstance(system, pafs.LocalFileSystem):
-            return system, [os.path.abspath(text) for text in texts]
-        return system, [text.rstrip("/") or text for text in texts]
-    system = None
-    paths = []
-    for text in texts:
-        if "://" in text:
-            of_path, path = _from_uri(text)
-        else:
-            of_path, path = system if isinstance(system, pafs.LocalFileSystem) else pafs.LocalFileSystem(), text
-        if system is not None and of_path != system:
-            raise SourceError(f"{texts[0]!r} and {text!r} are on different filesystems; read them as two pipelines")
-        system = of_path
-        paths.append(os.path.abspath(path) if isinstance(system, pafs.LocalFileSystem) else path.rstrip("/"))
-    return system, paths
+        return _as_filesystem(filesystem), "", text, text
+    if "://" not in text:
+        return pafs.LocalFileSystem(), "", text, text
+    system, location = _from_uri(text)
+    return system, _label(system, text.partition("://")[0] + "://"), text, location
+
+
+def _is_pair(path: Any) -> bool:
+    if not isinstance(path, tuple) or len(path) != 2:
+        return False
+    return not isinstance(path[0], str | os.PathLike) and isinstance(path[1], str | os.PathLike)
+
+
+def _label(system: pafs.FileSystem, label: str) -> str:
+    return "" if isinstance(system, pafs.LocalFileSystem) else label
 
 
 def _as_filesystem(filesystem: Any) -> pafs.FileSystem:
@@ -174,7 +248,7 @@ def _from_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     try:
         system, path = pafs.FileSystem.from_uri("/".join(parts[:plain]) + mark + options)
     except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"{uri!r} is not a URI that pyarrow can open ({error}); give filesystem= instead") from error
+        raise SourceError(f"{uri!r} is not a URI that pyarrow can open ({error}); give a filesystem instead") from error
     return system, "/".join([path.rstrip("/"), *parts[plain:]])
 
 

@@ -122,6 +122,14 @@ def read_lines(stream: pa.NativeFile, size: int, start: int, stop: int) -> Lines
     return Lines(data, ends, begin).slice(1 if start else 0, last + 1)
 
 
+def unclosed(quote: str, where: str) -> str:
+    """What to say of a quote that opens a value and has no partner."""
+    return (
+        f"a {quote} opens a value in this line that is not closed {where}: close it, double a {quote} that is part of "
+        "a value, or say quote=None if they are text like any other"
+    )
+
+
 def count_lines(stream: pa.NativeFile, stop: int) -> int:
     """Lines that end in the first `stop` bytes of a file. Slow: for error messages."""
     count = 0

@@ -2,17 +2,17 @@
 
 import errno
 import random
-import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import islice
 from typing import TypeVar
 
 from intune._clock import Clock, SystemClock
+from intune.pipeline.scheduler import ending
 
 T = TypeVar("T")
 
-_FIRST_WAIT = 0.1  # seconds; three waits take 1.3 s at most, so that a loader that is being closed ends soon
+_FIRST_WAIT = 0.1  # seconds
 _GROWTH = 3.0
 _CODES = frozenset(
     {
@@ -67,7 +67,8 @@ class Retries:
     """How reads are repeated: `most` times after the first failure, waiting about 0.1, 0.3, 0.9, ... seconds.
 
     Each wait is shortened by a random share of up to a half, so that many readers of one server do not come
-    back all at once. What is read never depends on it. May be used from several threads at once.
+    back all at once; closing the loader ends it. What is read never depends on it. May be used from several threads at
+    once.
     """
 
     def __init__(self, *, most: int = 3, clock: Clock | None = None, generator: random.Random | None = None) -> None:
@@ -124,11 +125,11 @@ class Retries:
                     yield item
 
     def _wait(self, error: Exception, failed: int) -> None:
-        """Wait before the next try, or raise."""
+        """Wait before the next try, or raise: also if the loader is closed meanwhile."""
         if not is_transient(error):
             raise error
         if failed > self._most:
             raise OSError(f"{error} (tried {failed} times)") from error
         longest = _FIRST_WAIT * _GROWTH ** (failed - 1)
-        unheard = threading.Event()  # nobody sets it: a wait is shorter than what an ending may take
-        self._clock.sleep(longest * (1 - self._generator.random() / 2), unheard)
+        if self._clock.sleep(longest * (1 - self._generator.random() / 2), ending()):
+            raise OSError(f"{error} (not tried again: the loader is being closed)") from error

@@ -7,6 +7,9 @@ import pyarrow as pa
 
 from intune._errors import SourceError
 
+_MOST_NAMES = 100
+"""Names of columns in a message."""
+
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether values are strings or bytes of any length, which Parquet may store through a dictionary."""
@@ -26,18 +29,17 @@ def merge_schemas(found: Sequence[tuple[str, pa.Schema]], columns: Sequence[str]
         columns: Wanted columns in their order; None: those of the first file, which all must have, and no others.
 
     Raises:
-        SourceError: If a column is missing, or its types cannot be joined; the message has files, column, types.
+        SourceError: If columns are missing (all of a file are listed), or types cannot be joined; the message has
+            files, columns, types.
     """
     for path, schema in found:
         _check_unique(path, schema)
     first_path, first = found[0]
     names = list(first.names if columns is None else columns)
     for path, schema in found:
-        for name in names:
-            if name not in schema.names:
-                raise SourceError(
-                    f"{path} has no column {name!r}{_whose(name, columns, first_path)}; {_has(schema, name)}"
-                )
+        missing = [name for name in names if name not in schema.names]
+        if missing:
+            raise SourceError(_missing(path, missing, schema, "" if columns is not None else f" as {first_path} has"))
         extra = [name for name in schema.names if name not in names]
         if columns is None and extra:
             raise SourceError(
@@ -64,14 +66,20 @@ def _check_unique(path: str, schema: pa.Schema) -> None:
         raise SourceError(f"{path} has more than one column {twice!r}; write it again with distinct names")
 
 
-def _whose(name: str, columns: Sequence[str] | None, first_path: str) -> str:
-    return "" if columns is not None else f" as {first_path} has"
-
-
-def _has(schema: pa.Schema, name: str) -> str:
-    similar = difflib.get_close_matches(name, schema.names, n=3)
-    hint = f" (similar: {', '.join(similar)})" if similar else ""
-    return f"it has {', '.join(schema.names)}{hint}"
+def _missing(path: str, missing: Sequence[str], schema: pa.Schema, whose: str) -> str:
+    """All columns that a file lacks, each with the names that are close to it, and what there is, close ones first."""
+    there = list(dict.fromkeys(schema.names))
+    wanted, close = [], []
+    for name in missing:
+        similar = difflib.get_close_matches(name, there, n=3)
+        wanted.append(repr(name) + (f" (similar: {', '.join(similar)})" if similar else ""))
+        close += similar
+    names = list(dict.fromkeys([*close, *there]))
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return (
+        f"{path} has no column{'s' if len(missing) > 1 else ''} {', '.join(wanted)}{whose}; "
+        f"it has {', '.join(names[:_MOST_NAMES]) or 'none'}{more}"
+    )
 
 
 def _merge_field(name: str, fields: Sequence[tuple[str, pa.Field]]) -> pa.Field:

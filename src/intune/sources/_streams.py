@@ -4,8 +4,10 @@ Blocks of lines follow each other; how they are cut depends on the content and t
 block and a line are in memory, however large the file is.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +15,10 @@ import pyarrow as pa
 
 from intune._errors import SourceError
 from intune.sources._files import FileSet
-from intune.sources._lines import LONGEST_LINE, Lines, line_ends
+from intune.sources._lines import LONGEST_LINE, Lines, line_ends, unclosed
 from intune.sources._retries import is_transient
+
+T = TypeVar("T")
 
 _MAGIC_BYTES = 4
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
@@ -22,6 +26,7 @@ _SKIPPABLE = b"\x2a\x4d\x18"  # of a zst frame without content, after a byte 0x5
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _UNKNOWN_NAMES = (".bz2", ".xz", ".lz4", ".zip")
 _UNKNOWN_MAGIC = (b"\xfd7zX", b"\x04\x22\x4d\x18", b"PK\x03\x04")
+_LOOKERS = 8  # threads that look at files before anything is read
 _READ_AHEAD = 1 << 18  # object stores are asked for this much at once; a message names a byte no closer than this
 
 
@@ -56,17 +61,29 @@ def first_bytes(files: FileSet, file: int) -> bytes:
         return first
 
 
-def first_line(files: FileSet, file: int) -> bytes:
-    """The first line of a file, compressed or not, without mark and line end; b"" where there is none.
+def look_at_all(files: FileSet, look: Callable[[int], T]) -> list[T]:
+    """What `look` says of each file, several at once; the threads end with this call."""
+    with ThreadPoolExecutor(min(_LOOKERS, len(files)), thread_name_prefix="intune-look") as pool:
+        return list(pool.map(look, range(len(files))))
+
+
+def first_line(files: FileSet, file: int, raw: pa.NativeFile) -> tuple[str | None, bytes]:
+    """How a file is compressed, and its first line without mark and line end; b"" where there is none.
+
+    Args:
+        files: The list with the file.
+        file: Its number.
+        raw: The file, just opened; it is closed afterwards.
 
     Raises:
         SourceError: As `codec_of` and `stream_lines`.
         OSError: If the file cannot be read.
     """
-    codec = codec_of(files.path(file), first_bytes(files, file))
-    with closing(stream_lines(files, file, codec, 1 << 16, None)) as blocks:
+    codec = codec_of(files.path(file), raw.read(_MAGIC_BYTES))
+    raw.seek(0)
+    with closing(_stream(files, file, raw, codec, 1 << 16, None)) as blocks:
         lines = next(blocks, None)
-        return b"" if lines is None else lines.without_mark().text(0)
+        return codec, b"" if lines is None else lines.without_mark().text(0)
 
 
 def stream_lines(
@@ -86,7 +103,14 @@ def stream_lines(
             and byte. Or if a line is longer than both `LONGEST_LINE` and `block_bytes`.
         OSError: If the file cannot be read for a moment.
     """
-    with files.open(file) as raw, pa.BufferedInputStream(raw, _READ_AHEAD) as stored:
+    with files.open(file) as raw:
+        yield from _stream(files, file, raw, codec, block_bytes, quote)
+
+
+def _stream(
+    files: FileSet, file: int, raw: pa.NativeFile, codec: str | None, block_bytes: int, quote: str | None
+) -> Generator[Lines, None, None]:
+    with pa.BufferedInputStream(raw, _READ_AHEAD) as stored:
         text = stored if codec is None else pa.CompressedInputStream(stored, codec)
         rest, offset, lines = b"", 0, 0
         ended = False
@@ -108,7 +132,7 @@ def stream_lines(
                 ends = np.append(ends, len(data))  # the last line of the file has no line end
             if not ends.size:
                 if len(data) > max(block_bytes, LONGEST_LINE):
-                    raise SourceError(_no_end(files.path(file), offset, len(data), quote))
+                    raise SourceError(_no_end(files.path(file), offset, lines, data, quote))
                 rest = data
                 continue
             last = int(ends[-1])
@@ -139,6 +163,7 @@ def _read_all(stream: pa.NativeFile, wanted: int) -> bytes:
     return b"".join(parts)
 
 
-def _no_end(path: str, offset: int, size: int, quote: str | None) -> str:
-    unclosed = "" if quote is None else f", or a {quote} without its partner"
-    return f"{path}: no line end in {size:,} bytes of text from byte {offset:,} on; is this a text file{unclosed}?"
+def _no_end(path: str, offset: int, before: int, data: bytes, quote: str | None) -> str:
+    if quote is not None and b"\n" in data:  # in a value, whose quote is in the first line of the row
+        return f"{path}:{before + 1}: {unclosed(quote, f'in {len(data):,} bytes from byte {offset:,} on')}"
+    return f"{path}: no line end in {len(data):,} bytes of text from byte {offset:,} on; is this a text file?"

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from intune._errors import SourceError
 from intune.sources._files import Paths, find_files, reading
 from intune.sources._footers import READ_AHEAD, FooterCache, read_footers
+from intune.sources._partitions import Partitioning, Partitions
 from intune.sources._retries import Retries
 from intune.sources._schema import check_columns, is_text, merge_schemas
 
@@ -39,47 +40,58 @@ class ParquetSource:
         dictionary_columns: Sequence[str] = (),
         filesystem: Any = None,
         block_rows: int = BLOCK_ROWS,
+        partitioning: Partitioning = "hive",
         retries: Retries | None = None,
     ) -> None:
         """List the files and read their footers; no data is read.
 
         Args:
             paths: Files, folders or patterns, see `find_files`.
-            columns: Names of top-level columns, in the order in which they come out; None: all.
+            columns: Names of top-level and partition columns, in the order in which they come out; None: all, those
+                of partitions last.
             dictionary_columns: Columns of strings or bytes that come out as dictionary arrays, which saves making
                 every string anew where the file stores them through a dictionary, and costs time where it doesn't.
             filesystem: A pyarrow or fsspec filesystem. None: the local one, or what a URI says.
             block_rows: Most rows of a block, at least 1.
+            partitioning: Which folders are columns, see `Partitions`; None: none.
             retries: How reads that fail for a moment are repeated; None: three times.
 
         Raises:
             SourceError: If a path is missing, a file is not a whole Parquet file, a column is missing, the
-                files have types that cannot be joined without loss (see `merge_schemas`), or a dictionary column has
-                another type.
+                files have types that cannot be joined without loss (see `merge_schemas`), a dictionary column has
+                another type, or a wanted column is both in a file and in the names of its folders.
         """
         check_columns(columns)
         if block_rows < 1:
             raise SourceError(f"block_rows must be at least 1, not {block_rows}")
-        self._columns = None if columns is None else list(columns)
         self._block_rows = block_rows
         self._files = find_files(paths, filesystem)
+        self._partitions = Partitions(self._files, partitioning)
+        outside = self._partitions.schema.names
+        self._outside = [name for name in outside if columns is None or name in columns]
+        self._columns = None if columns is None else [name for name in columns if name not in outside]
         self._retries = Retries() if retries is None else retries
         self._footers = FooterCache()
         self._unit_files, self._unit_groups, self._unit_rows, self._bounds = (array("q") for _ in range(4))
-        schemas = self._scan()
-        joined = merge_schemas(schemas, self._columns)
-        self._width = sum(_cast_width(field, schemas) for field in joined)
-        self._dictionary = list(dictionary_columns)
-        self.schema: pa.Schema = _with_dictionaries(joined, self._dictionary)
+        self.file_schemas: list[tuple[str, pa.Schema]] = self._scan()
+        """Each distinct schema of a file, partition columns included, with the path of the first file that has it."""
+        joined = merge_schemas(self.file_schemas, columns)
+        self._width = sum(_cast_width(field, self.file_schemas) for field in joined)
+        self._width += sum(map(self._partitions.width, self._outside))
+        self._dictionary = [name for name in dictionary_columns if name not in self._outside]
+        self.schema: pa.Schema = _with_dictionaries(joined, dictionary_columns)
 
     def identity(self) -> dict[str, Any]:
         """JSON that tells this source from another: files by relative path and size, options, never contents."""
-        return {
+        identity = {
             "kind": self.kind,
             "files": self._files.identity(),
             "columns": self.schema.names,
             "block_rows": self._block_rows,
         }
+        if self._outside:
+            identity["partitions"] = self._partitions.identity(self._outside)
+        return identity
 
     def unit_count(self) -> int:
         """Number of row groups that have rows, files sorted by path."""
@@ -116,7 +128,7 @@ class ParquetSource:
         """
         with reading(partial(self.describe, unit)):
             for batch in self._retries.resume(partial(self._batches, unit)):
-                yield self._conform(batch)
+                yield self._conform(self._unit_files[unit], batch)
 
     def _batches(self, unit: int) -> Generator[pa.RecordBatch, None, None]:
         """The blocks as they are in the file."""
@@ -148,8 +160,9 @@ class ParquetSource:
         schemas: list[tuple[str, pa.Schema]] = []
         footers = read_footers(self._files, self._columns, self._block_rows, self._footers, self._retries)
         for file, footer in enumerate(footers):
-            if not any(footer.schema.equals(schema) for _, schema in schemas):
-                schemas.append((self._files.path(file), footer.schema))
+            whole = self._with_partitions(file, footer.schema)
+            if not any(whole.equals(schema) for _, schema in schemas):
+                schemas.append((self._files.path(file), whole))
             for group in footer.groups:
                 self._unit_files.append(file)
                 self._unit_groups.append(group.index)
@@ -157,10 +170,24 @@ class ParquetSource:
                 self._bounds.append(group.bytes_needed)
         return schemas
 
-    def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_partitions(self, file: int, schema: pa.Schema) -> pa.Schema:
+        for name in self._outside:
+            if name in schema.names:
+                raise SourceError(
+                    f"{self._files.path(file)} has a column {name!r}, and so have its folders or those of other files: "
+                    "say partitioning=None to take that of the files, or leave it out of columns="
+                )
+            if self._partitions.has(file, name):
+                schema = schema.append(self._partitions.schema.field(name))
+        return schema
+
+    def _conform(self, file: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns in the order and the types of the common schema."""
         columns = []
         for field in self.schema:
+            if field.name in self._outside:
+                columns.append(self._partitions.column(file, field.name, batch.num_rows))
+                continue
             column = batch.column(field.name)
             if column.type != field.type:
                 if pa.types.is_dictionary(field.type):

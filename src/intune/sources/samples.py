@@ -1,5 +1,7 @@
 """Sources of samples: any iterable, and map-style datasets."""
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -7,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from intune._errors import PipelineError, SourceError
+from intune.pipeline.chain import Executor
 
 
 class IterableSource:
@@ -54,15 +57,18 @@ class DatasetSource:
     """Samples of a map-style dataset by number.
 
     Args:
-        dataset: Has `__getitem__` and `__len__`; `__getitem__` is called from several threads at once.
+        dataset: Has `__getitem__` and `__len__`; `__getitem__` is called from several threads at once, or in processes.
         sampler: Gives the numbers of an epoch in order, those of this rank; iterated once an epoch, after
             `set_epoch` where it has one.
+        executor: Where samples are read.
         max_concurrency: The most samples read at once.
     """
 
     kind = "from_dataset"
 
-    def __init__(self, dataset: Any, sampler: Any = None, max_concurrency: int | None = None) -> None:
+    def __init__(
+        self, dataset: Any, sampler: Any = None, executor: Executor = "thread", max_concurrency: int | None = None
+    ) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise PipelineError(
                 f"from_dataset needs a map-style dataset with __getitem__ and __len__, got {type(dataset).__name__}: "
@@ -70,11 +76,16 @@ class DatasetSource:
             )
         if sampler is not None and not isinstance(sampler, Iterable):
             raise PipelineError(f"sampler= needs something that gives numbers, got {type(sampler).__name__}")
+        if executor not in ("thread", "process", "auto"):
+            raise PipelineError(f"from_dataset: executor must be 'thread', 'process' or 'auto', got {executor!r}")
         if max_concurrency is not None and (
             isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1
         ):
             raise PipelineError(f"from_dataset: max_concurrency must be at least 1 or None, got {max_concurrency!r}")
+        self.executor: Executor = executor
         self.max_concurrency = max_concurrency
+        self.get = functools.partial(operator.getitem, dataset)
+        """The sample with a number. A worker process gets it with the dataset, and without the sampler."""
         self._dataset, self._sampler = dataset, sampler
         self._orders: dict[int, npt.NDArray[np.int64]] = {}
 
@@ -103,7 +114,3 @@ class DatasetSource:
                 raise SourceError(f"the sampler gives numbers {order.min()} to {order.max()} for {len(self)} samples")
             self._orders = {epoch: order}
         return self._orders[epoch]
-
-    def get(self, index: int) -> Any:
-        """The sample with this number."""
-        return self._dataset[index]

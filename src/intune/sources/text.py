@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,16 +10,15 @@ import pyarrow as pa
 
 from intune._errors import SourceError
 from intune.sources._fields import BadLineError, FieldParser
-from intune.sources._files import Paths, find_files, reading
+from intune.sources._files import FileSet, Paths, find_files, reading
 from intune.sources._lines import Lines, count_lines, read_lines
 from intune.sources._retries import Retries
-from intune.sources._streams import codec_of, first_bytes, stream_lines
+from intune.sources._streams import codec_of, first_bytes, look_at_all, stream_lines
 
 _MOST_UNIT_BYTES = 1 << 30  # so that no column of strings outgrows its 32-bit offsets
 _WINDOW = 8 << 20  # what a Zstandard frame may look back at, but for those of the ultra levels
 _BUFFERS = 2 << 20  # of reading ahead, decompressing and parsing
 _GZIP_RATIO = 1032  # the most that gzip can make of a byte
-_SNIFFERS = 8  # threads that look at the first bytes of files
 
 
 class TextSource:
@@ -46,7 +44,7 @@ class TextSource:
 
     def __init__(
         self,
-        paths: Paths,
+        paths: Paths | FileSet,
         *,
         schema: pa.Schema,
         delimiter: str = "\t",
@@ -56,12 +54,13 @@ class TextSource:
         hex_columns: Sequence[str] = (),
         quote: str | None = None,
         filesystem: Any = None,
+        codecs: Sequence[str | None] | None = None,
         retries: Retries | None = None,
     ) -> None:
         """List the files and look at their first bytes.
 
         Args:
-            paths: Files, folders or patterns, see `find_files`.
+            paths: Files, folders or patterns, see `find_files`; or what that gave.
             schema: Names and types of the fields, in their order in a line, as they come out.
             delimiter: One ASCII character.
             header: The first line of each file has the names of the schema and is no row.
@@ -70,11 +69,12 @@ class TextSource:
             hex_columns: Columns that are int64 in the schema and 1 to 8 hexadecimal digits, unsigned, in the text.
             quote: One ASCII character that may stand around a value, and then twice for each that is part of it.
             filesystem: A pyarrow or fsspec filesystem. None: the local one, or what a URI says.
+            codecs: What `codec_of` says of each file, where that is known; None: the files are looked at.
             retries: How reads that fail for a moment are repeated; None: three times.
 
         Raises:
             SourceError: If an option is not allowed, a path is missing, or a file is compressed in another way, or
-                not although its name says so.
+                not although its name says so; or is empty where the first line is to have names.
         """
         if not 1 <= unit_bytes <= _MOST_UNIT_BYTES:
             raise SourceError(f"unit_bytes must be from 1 to {_MOST_UNIT_BYTES:,}, not {unit_bytes:,}")
@@ -94,8 +94,10 @@ class TextSource:
             self._options["quote"] = quote
         self._quote = quote
         self._retries = Retries() if retries is None else retries
-        self._files = find_files(paths, filesystem)
-        self._codecs = self._look_at_files()
+        self._files = paths if isinstance(paths, FileSet) else find_files(paths, filesystem)
+        self._codecs = look_at_all(self._files, self._look_at) if codecs is None else list(codecs)
+        if header and not self._files.sizes.all():
+            raise self._empty(int(np.argmin(self._files.sizes)))
         whole = np.array([quote is not None or codec is not None for codec in self._codecs])
         ranges = -(-self._files.sizes // unit_bytes)
         self._units = np.where(whole, np.minimum(ranges, 1), ranges)  # of each file; none of an empty one
@@ -169,12 +171,8 @@ class TextSource:
             if block is not None:
                 yield block
 
-    def _look_at_files(self) -> list[str | None]:
-        """How each file is compressed."""
-        with ThreadPoolExecutor(min(_SNIFFERS, len(self._files)), thread_name_prefix="intune-sniff") as pool:
-            return list(pool.map(self._look_at, range(len(self._files))))
-
     def _look_at(self, file: int) -> str | None:
+        """How a file is compressed."""
         path = self._files.path(file)
         with reading(lambda: path):
             return codec_of(path, self._retries.call(partial(first_bytes, self._files, file)))
@@ -198,8 +196,11 @@ class TextSource:
 
     def _lines(self, unit: int) -> Iterator[Lines]:
         """The lines of a unit in blocks, without mark and header."""
+        lines = None
         for lines in self._all_lines(unit):
             yield lines if lines.offset else self._without_header(unit, lines)
+        if lines is None and self._header:
+            raise self._empty(self._range(unit)[0])
 
     def _all_lines(self, unit: int) -> Iterator[Lines]:
         file, start, stop = self._range(unit)
@@ -233,8 +234,14 @@ class TextSource:
         if before is None:
             with reading(partial(self.describe, unit)):
                 before = self._retries.call(partial(self._lines_before, file, lines.offset))
-        line = before + lines.slice(0, error.line).line_feeds() + 1
+        line = before + lines.slice(0, error.line).line_feeds() + error.further + 1
         return SourceError(f"{self._files.path(file)}:{line}: {error.reason}")
+
+    def _empty(self, file: int) -> SourceError:
+        return SourceError(
+            f"{self._files.path(file)} has no text in it ({self._files.sizes[file]:,} bytes), but header=True says "
+            "that its first line has the names of the columns: leave it out, or is it cut short?"
+        )
 
     def _lines_before(self, file: int, offset: int) -> int:
         with self._files.open(file) as stream:

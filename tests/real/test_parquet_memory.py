@@ -1,0 +1,85 @@
+"""Arrow's memory while a loader reads files that are larger than what may be in flight, each in a fresh process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+ROWS, COLUMNS = 600_000, 8
+
+READ = """
+import json, sys
+import pyarrow as pa
+import intune
+from intune._values import Allocation
+
+path, cpus, in_flight, block_rows, columns = json.loads(sys.argv[1])
+
+
+class Capped:
+    def propose(self, snapshot, budget):
+        names = [stage.name for stage in snapshot.stages]
+        return Allocation(dict.fromkeys(names), budget.cpus, in_flight, dict.fromkeys(names, "open"))
+
+
+pipe = intune.read_parquet(path, columns=columns, block_rows=block_rows).batch(1024)
+pool, rows, total = pa.default_memory_pool(), 0, 0
+with pipe.loader(cpus=cpus, tuner=Capped()) as loader:
+    for batch in loader:
+        rows += batch.num_rows
+        total += int(batch.column(0).to_numpy().sum())
+print(json.dumps([rows, total, pool.max_memory()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, Path], list[int]]:
+    """The same numbers in 1 and in 30 row groups, and the sum of each column."""
+    folder = tmp_path_factory.mktemp("numbers")
+    rng = np.random.default_rng(0)
+    columns = {f"x{index}": rng.integers(0, 2**40, ROWS) for index in range(COLUMNS)}
+    files = {groups: folder / f"{groups}.parquet" for groups in (1, 30)}
+    for groups, file in files.items():
+        pq.write_table(pa.table(columns), file, row_group_size=ROWS // groups, compression="zstd", use_dictionary=False)
+    return files, [int(column.sum()) for column in columns.values()]
+
+
+def read(file: Path, cpus: int, in_flight: int, block_rows: int, columns: list[str] | None = None) -> tuple[int, ...]:
+    """Rows, sum of the first column, and the peak of Arrow's pool."""
+    choice = json.dumps([str(file), cpus, in_flight, block_rows, columns])
+    done = subprocess.run([sys.executable, "-c", READ, choice], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stderr == ""
+    return tuple(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("groups", [1, 30])
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_it_stays_below_what_may_be_in_flight(files: tuple[dict[int, Path], list[int]], groups: int, cpus: int) -> None:
+    """38 MB of numbers, in one row group too."""
+    paths, sums = files
+    rows, total, peak = read(paths[groups], cpus, 25_000_000, 16_384)
+    assert (rows, total) == (ROWS, sums[0])
+    assert 1_000_000 < peak <= 25_000_000
+
+
+def test_columns_that_are_not_asked_for_take_none(files: tuple[dict[int, Path], list[int]]) -> None:
+    paths, sums = files
+    whole = read(paths[30], 1, 25_000_000, 65_536)[2]
+    rows, total, peak = read(paths[30], 1, 25_000_000, 65_536, ["x6", "x2"])
+    assert (rows, total) == (ROWS, sums[6])
+    assert peak < 0.5 * whole
+
+
+def test_a_row_group_that_is_far_larger_than_that_comes_to_its_end(files: tuple[dict[int, Path], list[int]]) -> None:
+    """Not even one block fits: they are read one at a time, and memory follows the block."""
+    paths, sums = files
+    rows, total, peak = read(paths[1], 2, 1_000_000, 65_536)
+    assert (rows, total) == (ROWS, sums[0])
+    assert peak <= 25_000_000
