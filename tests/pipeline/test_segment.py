@@ -145,12 +145,12 @@ class TestSegment:
             segment.forecast.add(1, 1)
         setting.ledger.reserve(90, set())
         assert segment.opens_memory((1,), segment.forecast, 9)  # forecast 9.45 bytes
-        assert not segment.opens_memory((1,), segment.forecast, 10)
-        assert segment.opens_memory((0,), segment.forecast, 10)  # order waits for it
+        assert not segment.opens_memory((1,), segment.forecast, 11)
+        assert segment.opens_memory((0,), segment.forecast, 11)  # order waits for it
         segment.arrived(begun(segment, 0))
-        assert not segment.opens_memory((1,), segment.forecast, 10)  # the consumer has one to take
+        assert not segment.opens_memory((1,), segment.forecast, 11)  # the consumer has one to take
         delivery.ready.popleft()
-        assert segment.opens_memory((1,), segment.forecast, 10)
+        assert segment.opens_memory((1,), segment.forecast, 11)
 
 
 class TestDelivery:
@@ -411,8 +411,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert made is not None
             charged = self.ledger.charged
             self.segment.goes_further(item)
-            hand.reserved = max(hand.reserved, item.charge.reserved)
-            hand.forced = hand.forced or (self.ledger.charged > charged and self.ledger.debt > 0)
+            if self.ledger.charged > charged:
+                hand.reserved = item.charge.reserved
+                hand.forced = hand.forced or self.ledger.debt > 0
             item.held(item.charge.actual + made.mapped)
             self.ledger.true_up(item.charge, {id(item): made.mapped})
             item.rows = made.rows

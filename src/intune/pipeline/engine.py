@@ -37,7 +37,7 @@ class EngineOptions:
         share: Seed and rank.
         ordered: Whether order is restored.
         skip: Whether failures are left out.
-        prefetch: Batches that may wait for the consumer.
+        prefetch: Batches that may wait for the consumer; None = as many as are being worked on, at least two.
         max_ahead: The most items past the lowest unfinished one; None = from the slots.
         epochs: Number of epochs that will be asked for; None = unknown.
     """
@@ -45,7 +45,7 @@ class EngineOptions:
     share: Share = field(default_factory=Share)
     ordered: bool = True
     skip: bool = False
-    prefetch: int = 2
+    prefetch: int | None = None
     max_ahead: int | None = None
     epochs: int | None = None
 

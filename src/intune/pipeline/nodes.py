@@ -110,15 +110,16 @@ class CallNode(Node):
         return [item for _, item in self._heap]
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
-        """Input, room and memory; order was asked for when the item began.
+        """Input and memory; order and room were asked for when the item began. On a device there is room for few.
 
         While no item has passed the stage few at a time are let in: what it gives may be of any size.
         """
+        room = self.stage.info.kind != "to_torch" or self.segment.few_ready()
         if not self._heap:
-            return False, True, self.segment.has_room(), True
+            return False, True, room, True
         most = self.stage.most_unproven if self.context.ledger.budget is not None else None
         known = most is None or self.stage.running < most
-        return True, True, self.segment.has_room(), known and self.segment.opens_further(self._heap[0][1])
+        return True, True, room, known and self.segment.opens_further(self._heap[0][1])
 
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""

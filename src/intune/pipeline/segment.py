@@ -17,6 +17,10 @@ from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
 from intune.pipeline.stage import LiveStage
 
 
+LEAST_READY = 2
+"""Batches that may wait for the consumer in any case."""
+
+
 def _no_probe(seconds: float) -> Probe:
     raise NotImplementedError("no way to measure waits for the interpreter lock was given")
 
@@ -29,7 +33,7 @@ class Context:
         clock: Time.
         ledger: Bytes in flight.
         ordered: Whether order is restored.
-        prefetch: Batches that may wait for the consumer.
+        prefetch: Batches that may wait for the consumer; None = as many as are being worked on, at least two.
         max_ahead: The most items past the lowest unfinished one.
         skip: Whether failures are left out.
         exact_rows: A map must keep the number of rows: lengths were promised.
@@ -46,7 +50,7 @@ class Context:
     clock: Clock
     ledger: Ledger
     ordered: bool = True
-    prefetch: int = 2
+    prefetch: int | None = None
     max_ahead: int = 6
     skip: bool = False
     exact_rows: bool = False
@@ -143,8 +147,19 @@ class Segment:
         return not self._open and self.end.idle
 
     def has_room(self) -> bool:
-        """Whether the consumer, if it stands at the end, has few enough batches waiting."""
-        return not isinstance(self.end, Delivery) or len(self.end.ready) < self.context.prefetch
+        """Whether the consumer, if it stands at the end, has few enough batches waiting for one more to begin.
+
+        Unless the user said how many that are, it is as many as are being worked on: if none began while two wait,
+        all would begin at once when these are taken, and come in bursts with gaps between.
+        """
+        if not isinstance(self.end, Delivery):
+            return True
+        most = self.context.prefetch
+        return len(self.end.ready) < (max(LEAST_READY, self.live) if most is None else most)
+
+    def few_ready(self) -> bool:
+        """Whether so few batches wait for the consumer that one more may be put on its device."""
+        return not isinstance(self.end, Delivery) or len(self.end.ready) < (self.context.prefetch or LEAST_READY)
 
     def open_for(self, order: bool) -> tuple[bool, bool]:
         """Order and room as gates, from whether order would let an item begin.
