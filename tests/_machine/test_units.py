@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from intune._errors import AllocationError
 from intune._machine import parse_bytes
+from intune._machine.units import parse_share
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "Gi": 2**30}
@@ -63,3 +64,31 @@ def test_every_unit_in_any_case(number: int, unit: str, lower: bool) -> None:
 def test_what_is_no_size_says_what_is_allowed(size: int | str, message: str) -> None:
     with pytest.raises(AllocationError, match=message):
         parse_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("50%", 0.5),
+        (" 12.5 % ", 0.125),
+        ("100%", 1.0),
+        (".1%", 0.001),
+        ("0.5", 0.5),
+        (".25", 0.25),
+        ("1.0", 1.0),
+        ("1", None),
+        ("4GiB", None),
+        ("0.5GiB", None),
+        ("lots", None),
+        ("%", None),
+        ("50 % of it", None),
+    ],
+)
+def test_shares(text: str, share: float | None) -> None:
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "-5%", "0.0", "1.5", "-0.5"])
+def test_what_is_no_share_says_what_is_allowed(text: str) -> None:
+    with pytest.raises(AllocationError, match=f"'{text}' is not a share: it must be above 0 and at most all, \"50%\""):
+        parse_share(text)

@@ -20,6 +20,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
 import intune
+from intune._machine import System, memory_limit
 from intune.cli.app import app
 from intune.cli.generate import progress_lines
 from intune.cli.own_rows import own_rows
@@ -238,6 +239,51 @@ def test_without_a_path_it_trains_on_rows_of_its_own(tmp_path: Path, monkeypatch
     assert json.loads(Path("here/summary.json").read_text())["rows_by_epoch"] == [360]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "share"), [("50%", 0.5), ("0.25", 0.25)])
+def test_memory_may_be_a_share_of_what_the_machine_gives(text: str, share: float) -> None:
+    write_criteo("logs/part-0.parquet", 400)
+    given = memory_limit(System()).limit_bytes
+    assert given is not None
+    assert invoke("train", "logs", *SMALL_MODEL, "--run-dir", "run", "--memory", text).exit_code == 0
+    first = json.loads(Path("run/journal.jsonl").read_text().splitlines()[0])
+    assert first["seen"]["machine"]["memory_limit_bytes"] == int(share * given)
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_so_and_stays_as_it_is() -> None:
+    write_criteo("logs/part-0.parquet", 800)
+    assert invoke("train", "logs", *SMALL_MODEL, "--run-dir", "run", "--epochs", "2").exit_code == 0
+    before = {file.name: file.read_bytes() for file in Path("run").iterdir()}
+    done = invoke("train", "--resume", "run")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "the run in run is already finished after 2 epochs, 1,440 rows; to go on, --epochs must be above 2\n",
+    )
+    assert {file.name: file.read_bytes() for file in Path("run").iterdir()} == before
+    more = invoke("train", "--resume", "run", "--epochs", "3")
+    assert more.exit_code == 0, more.output
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["rows_by_epoch"] == [720] * 3
+    assert (
+        f"trained     2,160 rows in {summary['seconds']:.1f} s, {2160 / summary['seconds']:,.0f} rows/s" in more.stdout
+    )
+
+
+@pytest.mark.slow
+def test_a_resumed_run_refuses_other_data_in_the_words_of_the_command(tmp_path: Path) -> None:
+    write_criteo("logs/part-0.parquet", 400)
+    assert invoke("train", "logs", *SMALL_MODEL, "--run-dir", "run").exit_code == 0
+    assert user_error("train", "other", "--resume", "run", "--rows-shuffle", "7", "--cpus", "1") == (
+        "the run in run was begun with PATH logs, --rows-shuffle 200000 and keeps that, got PATH other, "
+        "--rows-shuffle 7; leave it out, or begin a new run; what may be given anew: --checkpoint-seconds, "
+        "--concurrency, --cpus, --device, --epochs, --executor, --memory, --seconds, --tuner"
+    )
+    for same in ("logs/", str(tmp_path / "logs")):
+        again = invoke("train", same, "--resume", "run", "--batch-size", "100", "--seed", "0")
+        assert (again.exit_code, "is already finished" in again.stdout) == (0, True), again.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -255,6 +301,7 @@ def test_without_a_path_it_trains_on_rows_of_its_own(tmp_path: Path, monkeypatch
             "no stage 'x' to set the concurrency of; there are read_",
         ),
         (("logs", "--memory", "lots"), "--memory: 'lots' is not a size in bytes"),
+        (("logs", "--memory", "150%"), "--memory: '150%' is not a share: it must be above 0 and at most all"),
         (("logs", "--memory", "1MiB"), "--memory 1MiB is 1.0 MiB, but this process and its children use"),
         (("logs", "--cpus", "0"), "--cpus must be an int >= 1, got 0"),
         (("logs", "--run-dir", "logs"), "the run folder logs is there already"),

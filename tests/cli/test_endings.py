@@ -16,7 +16,9 @@ OPTIONS = {"format": "--format", "held_out": "--held-out", "shuffle_rows": "--ro
     [
         ("say format='tsv' or format='parquet'", "say --format tsv or --format parquet"),
         ("memory=0.5 is much", "--memory 0.5 is much"),
-        ("pass memory= or less", "pass memory= or less"),
+        ("pass memory= or less", "pass --memory or less"),
+        ("what may change: format=, memory=", "what may change: --format, --memory"),
+        ("with shuffle_rows='7', held_out='0.1' and", "with --rows-shuffle 7, --held-out 0.1 and"),
         ("shuffle_rows must be at least 0, got -1", "--rows-shuffle must be at least 0, got -1"),
         ("raise held_out", "raise --held-out"),
         ("memory: '1x' is no size", "--memory: '1x' is no size"),

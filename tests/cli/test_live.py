@@ -348,24 +348,29 @@ class PseudoTerminal:
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_a_terminal_ends_with_130_and_the_cursor_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_at_a_terminal_saves_and_leaves_the_cursor_shown(
+    tmp_path: Path, number: str, code: int, word: str
+) -> None:
     write_criteo(tmp_path / "logs" / "part-0.parquet", 20_000)
     options = ("--rows-per-table", "500", "--batch-size", "100", "--seconds", "100", "--run-dir", "run")
     at = PseudoTerminal(tmp_path, "train", "logs", *options)
     try:
         at.read_until(HIDE_CURSOR, "criteo_transform", "loss 0.", "waiting for")
-        os.write(at.main, b"\x03")
-        assert at.end() == 130
+        if number == "SIGINT":
+            os.write(at.main, b"\x03")
+        else:
+            os.kill(at.pid, signal.SIGTERM)
+        assert at.end() == code
     finally:
         at.close()
     assert at.written.count(SHOW_CURSOR) >= 1
     assert at.written.rindex(SHOW_CURSOR) > at.written.rindex(HIDE_CURSOR)
     assert "Traceback" not in at.written
     last = at.written[at.written.rindex(SHOW_CURSOR) :]
-    # Between a batch and its step nothing can be saved.
-    assert re.search(
-        r"interrupted after [\d,]+ rows; (to go on: intune train --resume run|run folder run)$", " ".join(last.split())
-    )
+    said = " ".join(last.split())
+    assert re.search(rf"{word} after [\d,]+ rows; to go on: intune train --resume run$", said)
+    assert (tmp_path / "run" / "checkpoint.npz").exists()
 
 
 @pytest.mark.slow

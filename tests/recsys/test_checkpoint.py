@@ -1,12 +1,13 @@
 """Checkpoints, and runs that are stopped and go on: by Ctrl-C, by a kill, at an epoch's end."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from intune.recsys.checkpoint import load_checkpoint, save_checkpoint  # noqa: E
 from intune.recsys.config import TrainConfig  # noqa: E402
 from intune.recsys.dlrm import DLRM  # noqa: E402
 from intune.recsys.generate import write_criteo  # noqa: E402
-from intune.recsys.interrupts import WholeSteps  # noqa: E402
-from intune.recsys.train import train  # noqa: E402
+from intune.recsys.summary import limited_by  # noqa: E402
+from intune.recsys.train import already_finished, train  # noqa: E402
 
 ROWS = 3000
 
@@ -147,8 +148,10 @@ class TestRuns:
 
     def test_a_finished_run_can_be_given_more_epochs(self, rows: Path, tmp_path: Path) -> None:
         train(config(rows, tmp_path / "run", epochs=1), echo=quiet)
-        done = train(TrainConfig.read(tmp_path / "run", {}), resume=True, echo=quiet)
-        assert done.rows_by_epoch == (2700,)
+        before = (tmp_path / "run" / "summary.json").read_bytes()
+        with pytest.raises(StateError, match=r"is already finished after 1 epoch, 2,700 rows; to go on, epochs must"):
+            train(TrainConfig.read(tmp_path / "run", {}), resume=True, echo=quiet)
+        assert (tmp_path / "run" / "summary.json").read_bytes() == before
         more = train(TrainConfig.read(tmp_path / "run", {"epochs": 2}), resume=True, echo=quiet)
         assert more.rows_by_epoch == (2700, 2700)
         train(config(rows, tmp_path / "whole"), echo=quiet)
@@ -164,12 +167,98 @@ class TestRuns:
 
     def test_what_makes_it_another_run_is_refused(self, rows: Path, tmp_path: Path) -> None:
         train(config(rows, tmp_path / "run", epochs=1), echo=quiet)
-        with pytest.raises(StateError, match="keeps its batch_size, seed; what may change is checkpoint_seconds"):
-            TrainConfig.read(tmp_path / "run", {"seed": 5, "batch_size": 7, "cpus": 1})
+        with pytest.raises(
+            StateError, match=r"was begun with batch_size='100', seed='0' and .*, got batch_size='7', se"
+        ):
+            TrainConfig.read(tmp_path / "run", {"seed": 5, "batch_size": 7, "dim": 4, "cpus": 1})
         with pytest.raises(StateError, match="is not the folder of a run"):
             TrainConfig.read(tmp_path / "nothing", {})
         with pytest.raises(PipelineError, match="epochs must be at least 1"):
             TrainConfig.read(tmp_path / "run", {"epochs": 0})
+
+    def test_the_same_paths_may_be_written_otherwise(
+        self, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "logs").mkdir()
+        rows.rename(tmp_path / "logs" / "part")
+        (tmp_path / "link").symlink_to("logs")
+        train(config(Path("logs"), Path("run"), epochs=1, format="parquet"), echo=quiet)
+        for same in ("logs", "logs/", "./logs", str(tmp_path / "logs"), "link", "run/../logs"):
+            assert TrainConfig.read(Path("run"), {"paths": (same,), "run_dir": Path("./run")}).paths == ("logs",)
+        for other in (("logs/part",), ("run",), ("logs", "run")):
+            with pytest.raises(StateError, match=r"was begun with paths='logs' and keeps that, got paths='"):
+                TrainConfig.read(Path("run"), {"paths": other})
+        with pytest.raises(StateError, match="was begun with run_dir='run'"):
+            TrainConfig.read(Path("run"), {"run_dir": Path("elsewhere")})
+
+    def test_it_can_be_resumed_from_another_folder(
+        self, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        train(config(Path(rows.name), Path("run"), epochs=1), echo=quiet)
+        monkeypatch.chdir(tmp_path.parent)
+        again = TrainConfig.read(tmp_path / "run", {"epochs": 2, "paths": (str(rows),)})
+        assert train(again, resume=True, echo=quiet).rows_by_epoch == (2700, 2700)
+        (tmp_path.parent / rows.name).mkdir(exist_ok=True)
+        with pytest.raises(StateError, match="was begun with paths="):
+            TrainConfig.read(tmp_path / "run", {"paths": (rows.name,)})
+
+    def test_seconds_are_those_of_all_sessions_as_the_rows_are(self, rows: Path, tmp_path: Path) -> None:
+        def ticks(step: float) -> Callable[[], float]:
+            return map(lambda count: count * step, itertools.count()).__next__
+
+        first = train(config(rows, tmp_path / "run", epochs=1), echo=quiet, clock=ticks(10.0))
+        again = TrainConfig.read(tmp_path / "run", {"epochs": 2})
+        second = train(again, resume=True, echo=quiet, clock=ticks(0.001))
+        assert first.seconds > 270  # a reading or more a step
+        # Less than the readings after the last save, and more by a whole session of short ticks.
+        assert first.seconds - 50 < second.seconds < first.seconds + 1
+        assert second.wait_seconds > first.wait_seconds - 1e-9
+        assert (
+            f"trained     5,400 rows in {second.seconds:.1f} s, {5400 / second.seconds:,.0f} rows/s" in second.lines()
+        )
+
+    def test_a_run_that_was_stopped_before_its_evaluation_is_only_evaluated(
+        self, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stopped(*_: object) -> Any:
+            raise KeyboardInterrupt
+
+        run = tmp_path / "run"
+        with monkeypatch.context() as patched:
+            patched.setattr("intune.recsys.train.evaluate", stopped)
+            with pytest.raises(KeyboardInterrupt) as stop:
+                train(config(rows, run, epochs=1), echo=quiet)
+        assert stop.value.__notes__ == [
+            f"after training, before all of its summary was written; to go on: intune train --resume {run}"
+        ]
+        journal = (run / "journal.jsonl").read_bytes()
+        done = train(TrainConfig.read(run, {}), resume=True, echo=quiet)
+        whole = train(config(rows, tmp_path / "whole", epochs=1), echo=quiet)
+        assert (done.evaluation, done.rows_by_epoch) == (whole.evaluation, whole.rows_by_epoch)
+        assert done.loss_by_epoch == pytest.approx(whole.loss_by_epoch)
+        assert done.limited_by == limited_by(done.run_dir / "journal.jsonl")
+        assert done.seconds > 0
+        assert (run / "journal.jsonl").read_bytes() == journal
+        assert already_finished(TrainConfig.read(run, {})) is not None
+
+    def test_fewer_epochs_than_begun_are_refused(self, rows: Path, tmp_path: Path) -> None:
+        steps = itertools.count()
+        train(config(rows, tmp_path / "run", seconds=2 + 4 * 40), echo=quiet, clock=lambda: float(next(steps)))
+        with pytest.raises(StateError, match=r"epochs must be at least 2: so many are begun in .*, got 1"):
+            train(TrainConfig.read(tmp_path / "run", {"epochs": 1}), resume=True, echo=quiet)
+
+    def test_a_checkpoint_without_its_seconds_is_refused(self, rows: Path, tmp_path: Path) -> None:
+        train(config(rows, tmp_path / "run", epochs=1), echo=quiet)
+        file = tmp_path / "run" / "checkpoint.npz"
+        with np.load(file) as arrays:
+            held = dict(arrays)
+        about = json.loads(held["json"].tobytes())
+        del about["position"]["seconds"]
+        np.savez(file, **held | {"json": np.frombuffer(json.dumps(about).encode(), np.uint8)})
+        with pytest.raises(StateError, match="is of an earlier version of intune"):
+            train(TrainConfig.read(tmp_path / "run", {"epochs": 2}), resume=True, echo=quiet)
 
     def test_without_checkpoints_nothing_is_written(self, rows: Path, tmp_path: Path) -> None:
         train(config(rows, tmp_path / "run", epochs=1, checkpoint_seconds=0), echo=quiet)
@@ -203,40 +292,3 @@ class TestRuns:
         train(config(rows, tmp_path / "whole", epochs=epochs, batch_size=50, shuffle_rows=200_000, dim=16), echo=quiet)
         ours, theirs = weights(run), weights(tmp_path / "whole")
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
-
-
-class TestWholeSteps:
-    def interrupted(self, done: list[str], times: int, inside: bool) -> None:
-        """Interrupt so often, in a step or between two."""
-        with WholeSteps() as whole:
-            with whole.step():
-                for number in range(times if inside else 0):
-                    signal.raise_signal(signal.SIGINT)
-                    done.append(f"after {number + 1}")
-            if not inside:
-                signal.raise_signal(signal.SIGINT)
-            done.append("after the step")
-
-    @pytest.mark.parametrize(
-        ("times", "inside", "reached"), [(1, True, ["after 1"]), (2, True, ["after 1"]), (1, False, [])]
-    )
-    def test_an_interrupt_waits_for_the_end_of_a_step_and_a_second_one_does_not(
-        self, times: int, inside: bool, reached: list[str]
-    ) -> None:
-        before, done = signal.getsignal(signal.SIGINT), list[str]()
-        with pytest.raises(KeyboardInterrupt):
-            self.interrupted(done, times, inside)
-        assert done == reached
-        assert signal.getsignal(signal.SIGINT) is before
-
-    def test_without_an_interrupt_nothing_happens(self) -> None:
-        done: list[str] = []
-        self.interrupted(done, 0, inside=True)
-        assert done == ["after the step"]
-
-    def test_in_another_thread(self) -> None:
-        done: list[str] = []
-        thread = threading.Thread(target=self.interrupted, args=(done, 0, True))
-        thread.start()
-        thread.join()
-        assert done == ["after the step"]

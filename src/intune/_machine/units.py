@@ -29,6 +29,23 @@ def parse_bytes(size: int | str) -> int:
     return count
 
 
+def parse_share(text: str) -> float | None:
+    """The share of something in a text: "50%" and "0.5" are 0.5; None = the text is no share, but may be a size.
+
+    Raises:
+        AllocationError: If it is a share of nothing, or of more than all.
+    """
+    match = re.fullmatch(r"\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*%\s*|\s*([+-]?\d*\.\d+)\s*", text, re.ASCII)
+    if match is None:
+        return None
+    share = Fraction(match[1]) / 100 if match[1] else Fraction(match[2])
+    if not 0 < share <= 1:
+        raise AllocationError(
+            f'{text!r} is not a share: it must be above 0 and at most all, "50%" or 0.5. A size needs a unit ("24GiB").'
+        )
+    return float(share)
+
+
 def _parse(text: str) -> int:
     match = re.fullmatch(r"\s*([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([a-zA-Z]*)\s*", text, re.ASCII)
     if match is None:

@@ -1,16 +1,23 @@
 """The command `intune`; needs the extra `cli` (`pip install "intune[cli]"`)."""
 
 import sys
+from typing import NoReturn
+
+from intune.cli.stopping import end_at_once, leave
 
 
-def main() -> int:
-    """Run the command, or say how to install what it needs."""
+def main() -> NoReturn:
+    """Run the command, or say how to install what it needs, and end the process."""
+    end_at_once("before anything was begun; all is as it was")
     try:
         from intune.cli.app import app
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("typer", "rich"):
             raise
         print(f'error: the command needs {error.name}: pip install "intune[cli]"', file=sys.stderr)
-        return 2
-    app()
-    return 0
+        leave(2)
+    try:
+        app()
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 1)
+    leave(0)

@@ -1,5 +1,7 @@
 """`intune train`: train a DLRM on Criteo files and say what limited it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,14 +9,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from intune._errors import PipelineError
-from intune.cli.endings import clean_endings
+from intune.cli.endings import as_options, clean_endings, plain_errors
 from intune.cli.own_rows import own_rows
 
 _SAME = (
     *("format", "epochs", "seconds", "batch_size", "held_out", "tuner", "concurrency", "cpus", "memory", "seed"),
     *("run_dir", "executor", "device", "rows_per_table", "checkpoint_seconds"),
 )
-OPTIONS = {"shuffle_rows": "--rows-shuffle", **{name: f"--{name.replace('_', '-')}" for name in _SAME}}
+OPTIONS = {"shuffle_rows": "--rows-shuffle", "paths": "PATH", **{name: f"--{name.replace('_', '-')}" for name in _SAME}}
 """By the name of an argument of the library, the option of this command that stands for it."""
 
 
@@ -44,7 +46,12 @@ def train(
         ),
     ] = None,
     cpus: Annotated[int | None, typer.Option(help="CPU slots.", show_default="what the machine gives")] = None,
-    memory: Annotated[str | None, typer.Option(help='Limit, as "4GiB".', show_default="what the machine gives")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help='Limit, as "4GiB", or as "50%" of what the machine gives.', show_default="what the machine gives"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the row order and of the first weights.")] = 0,
     held_out: Annotated[float, typer.Option(help="Share of rows for evaluation, 0 to 0.5.")] = 0.1,
     run_dir: Annotated[
@@ -66,13 +73,15 @@ def train(
     ] = False,
 ) -> None:
     """Train a DLRM on Criteo files: Kaggle's train.txt, days of the 1 TB set, or Parquet made from them."""
-    with clean_endings(OPTIONS):
+    with plain_errors(OPTIONS):
         from rich.console import Console
 
         from intune.cli.live import LiveTable, fits
         from intune.recsys.config import TrainConfig
+        from intune.recsys.train import already_finished
         from intune.recsys.train import train as run
 
+    with clean_endings(OPTIONS), _said_before_training(resume):
         if not paths and not resume:
             paths = [str(own_rows())]
         fields: dict[str, Any] = {
@@ -96,19 +105,35 @@ def train(
         }
         if resume:
             config = TrainConfig.read(resume, {name: fields[name] for name in fields if _given(context, name)})
+            if finished := already_finished(config):
+                typer.echo(as_options(finished, OPTIONS))
+                return
         else:
             fields["run_dir"] = run_dir or new_run_dir(Path("runs"), fields["paths"][0], datetime.now())
             config = TrainConfig(**fields)
         console = Console()
         table = LiveTable(console) if fits(console, plain=plain) else None
         echo = typer.echo if table is None else table.echo
-        for line in run(config, resume=resume is not None, echo=echo, reporter=table).lines():
-            typer.echo(line)
+        summary = run(config, resume=resume is not None, echo=echo, reporter=table)
+    for line in summary.lines():
+        typer.echo(line)
+
+
+@contextmanager
+def _said_before_training(resume: Path | None) -> Iterator[None]:
+    """Have an interrupt that says nothing of its own, as training had not begun, say what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if not getattr(stop, "__notes__", []):
+            kept = f"; what {resume} holds stays as it was; to go on: intune train --resume {resume}" if resume else ""
+            stop.add_note(f"before training began, so nothing was saved{kept}")
+        raise
 
 
 def _given(context: typer.Context, name: str) -> bool:
     """Whether the user gave the option that stands for this field."""
-    source = context.get_parameter_source(OPTIONS.get(name, name).removeprefix("--").replace("-", "_"))
+    source = context.get_parameter_source("rows_shuffle" if name == "shuffle_rows" else name)
     return source is not None and source.name == "COMMANDLINE"
 
 

@@ -5,9 +5,9 @@ written beside its place, flushed to disk and renamed, so that there is always a
 """
 
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from intune._errors import StateError
+from intune.recsys.whole import whole_file
 
 SCHEMA = 1
 _JSON = "json"
@@ -39,20 +40,8 @@ def save_checkpoint(
     for number, values in optimizer.state_dict()["state"].items():
         arrays |= {f"optimizer/{number}/{name}": _array(value) for name, value in values.items() if value is not None}
     text = json.dumps({"schema": SCHEMA, "position": dict(position)}).encode()
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            np.savez(file, allow_pickle=False, **{_JSON: np.frombuffer(text, np.uint8)}, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too
-    finally:
-        os.close(folder)
+    with whole_file(path, suffix=".part", replace=True) as file:
+        np.savez(file, allow_pickle=False, **{_JSON: np.frombuffer(text, np.uint8)}, **arrays)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -66,19 +55,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     Raises:
         StateError: If there is no such file, it is damaged, or it belongs to another model.
     """
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            about = json.loads(arrays[_JSON].tobytes())
-            if about.get("schema") != SCHEMA:
-                raise StateError(f"{path} has schema {about.get('schema')!r}; this version reads {SCHEMA}")
-            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != _JSON}
-            position: dict[str, Any] = about["position"]
-    except FileNotFoundError:
-        raise StateError(f"there is no checkpoint {path}") from None
-    except (OSError, EOFError, KeyError, AttributeError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"{path} is no whole checkpoint: {error}") from error
+    with _opened(path) as (arrays, position):
+        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != _JSON}
     weights = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     _check_alike(path, model.state_dict(), weights)
     model.load_state_dict(weights)
@@ -89,6 +67,33 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
             state.setdefault(int(number), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     return position
+
+
+def load_position(path: Path) -> dict[str, Any]:
+    """The position alone; the tensors are not read.
+
+    Raises:
+        StateError: If there is no such file, or it is damaged.
+    """
+    with _opened(path) as (_, position):
+        return position
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The arrays of a checkpoint, each read when it is asked for, and the position; faults become `StateError`."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            about = json.loads(arrays[_JSON].tobytes())
+            if about.get("schema") != SCHEMA:
+                raise StateError(f"{path} has schema {about.get('schema')!r}; this version reads {SCHEMA}")
+            yield arrays, about["position"]
+    except FileNotFoundError:
+        raise StateError(f"there is no checkpoint {path}") from None
+    except (OSError, EOFError, KeyError, AttributeError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"{path} is no whole checkpoint: {error}") from error
 
 
 def _array(value: Any) -> Any:

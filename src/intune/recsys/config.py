@@ -1,12 +1,14 @@
 """What a training run is told."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from intune._errors import PipelineError, StateError
+from intune._errors import AllocationError, IntuneError, PipelineError, StateError
+from intune._machine.units import parse_share
 from intune._values import Tuner
 from intune.recsys.criteo import Format
 from intune.recsys.transforms import CriteoTransform
@@ -20,6 +22,9 @@ MAY_CHANGE = frozenset(
     {"epochs", "seconds", "tuner", "concurrency", "cpus", "memory", "executor", "device", "checkpoint_seconds"}
 )
 """Fields that may be others when a run is resumed: neither the rows nor what the model makes of them depend on them."""
+
+_BEGAN_IN = "began_in"
+"""In config.json beside the fields: the folder that relative paths start from."""
 
 TUNERS = ("shared", "even", "proportional", "static", "random")
 
@@ -41,7 +46,8 @@ class TrainConfig:
         tuner: While training, "shared", "even", "proportional", "static" or "random".
         concurrency: By stage, the most items it works on at once; for the tuner "static", which needs it.
         cpus: CPU slots of the loader; None = what the machine gives.
-        memory: Limit for the whole process, "4GiB" or bytes; None = what the machine gives.
+        memory: Limit for the whole process: "4GiB", bytes, or a share of what the machine gives, "50%" or 0.5; None =
+            what the machine gives.
         seed: Seed of the row order, the first weights and a random tuner.
         executor: Where filter and transform run: "thread" or "process".
         device: Where the model lives: "cpu", "cuda", "cuda:1".
@@ -64,7 +70,7 @@ class TrainConfig:
     tuner: str = "shared"
     concurrency: Mapping[str, int] = field(default_factory=dict)
     cpus: int | None = None
-    memory: str | int | None = None
+    memory: str | int | float | None = None
     seed: int = 0
     executor: Literal["thread", "process"] = "thread"
     device: str = "cpu"
@@ -93,11 +99,25 @@ class TrainConfig:
                 raise PipelineError(f"{name} must be {text}, got {getattr(self, name)!r}")
         self.make_transform()
         self.make_tuner()
+        _ = self.memory_limit
 
     @property
     def epoch_limit(self) -> int | None:
         """Epochs to train at most; None = until the time is up."""
         return 1 if self.epochs is None and self.seconds is None else self.epochs
+
+    @property
+    def memory_limit(self) -> str | int | float | None:
+        """The limit as a loader takes it.
+
+        Raises:
+            PipelineError: If it is a share that is none.
+        """
+        try:
+            share = parse_share(self.memory) if isinstance(self.memory, str) else None
+        except AllocationError as error:
+            raise PipelineError(f"memory: {error}") from error
+        return self.memory if share is None else share
 
     def make_transform(self) -> CriteoTransform:
         """The transform that fits the model's tables."""
@@ -126,21 +146,22 @@ class TrainConfig:
 
         Args:
             run_dir: Its folder.
-            changes: Fields that are to have other values now, of `MAY_CHANGE`.
+            changes: Fields that are given now. Those of `MAY_CHANGE` may have other values than the run began with, the
+                rest must have the same; paths are the same however they are written.
 
         Raises:
             StateError: If the folder is not one of a run, or a change would make it another run.
         """
-        if fixed := sorted(set(changes) - MAY_CHANGE):
-            raise StateError(
-                f"a resumed run keeps its {', '.join(fixed)}; what may change is {', '.join(sorted(MAY_CHANGE))}"
-            )
         try:
             fields = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-            fields |= {"run_dir": run_dir, "paths": tuple(fields["paths"])} | dict(changes)
-            return cls(**fields)
+            began_in = fields.pop(_BEGAN_IN, os.curdir)
+            here = os.path.samefile(began_in, os.curdir) if os.path.isdir(began_in) else False
+            paths = tuple(path if here else _absolute(path, began_in) for path in fields["paths"])
+            fields |= {"run_dir": run_dir, "paths": paths}
+            _check_unchanged(fields, changes, began_in)
+            return cls(**fields | {name: changes[name] for name in changes if name in MAY_CHANGE})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, PipelineError):
+            if isinstance(error, IntuneError):
                 raise
             raise StateError(f"{run_dir} is not the folder of a run that could be resumed: {error}") from error
 
@@ -164,5 +185,45 @@ class TrainConfig:
             self.run_dir.mkdir(parents=True)
         except FileExistsError:
             raise FileExistsError(f"the run folder {self.run_dir} is there already; name a new one") from None
-        fields = asdict(self) | {"run_dir": str(self.run_dir)}
+        fields = asdict(self) | {"run_dir": str(self.run_dir), _BEGAN_IN: os.getcwd()}
         (self.run_dir / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_unchanged(fields: Mapping[str, Any], given: Mapping[str, Any], began_in: str) -> None:
+    """Refuse what would make a run another one.
+
+    Args:
+        fields: What it began with.
+        given: What is given now.
+        began_in: Folder that relative paths started from.
+    """
+    fixed = sorted(set(given) - MAY_CHANGE)
+    other = [name for name in fixed if _alike(name, given[name], os.curdir) != _alike(name, fields[name], began_in)]
+    if other:
+        was, now = (", ".join(f"{name}={_shown(side[name])}" for name in other) for side in (fields, given))
+        may = ", ".join(f"{name}=" for name in sorted(MAY_CHANGE))
+        raise StateError(
+            f"the run in {fields['run_dir']} was begun with {was} and keeps that, got {now}; leave it out, or begin "
+            f"a new run; what may be given anew: {may}"
+        )
+
+
+def _alike(name: str, value: Any, folder: str) -> Any:
+    """A value in the form in which two of them can be compared."""
+    if name == "paths":
+        return sorted({_real(path, folder) for path in value})
+    return os.path.realpath(value) if name == "run_dir" else value
+
+
+def _real(path: str, folder: str) -> str:
+    absolute = _absolute(path, folder)
+    return absolute.rstrip("/") if "://" in absolute else os.path.realpath(absolute)
+
+
+def _absolute(path: str, folder: str) -> str:
+    """The path, where it is relative from that folder on; URIs stay."""
+    return path if "://" in path else os.path.join(folder, path)
+
+
+def _shown(value: Any) -> str:
+    return repr(" ".join(value)) if isinstance(value, tuple | list) else repr(str(value))

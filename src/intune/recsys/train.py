@@ -4,11 +4,13 @@ read -> filter (training rows) -> transform -> shuffle -> batch -> to_torch -> m
 read -> filter (held-out rows) -> transform -> batch -> to_torch -> AUC and log loss, once at the end
 """
 
+import json
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,18 @@ import torch
 from torch import Tensor, nn
 
 import intune
-from intune._errors import IntuneError, PipelineError, SourceError
+from intune._errors import IntuneError, PipelineError, SourceError, StateError
 from intune.pipeline.blocks import Block, block_rows
 from intune.pipeline.source import BlockSource
-from intune.recsys.checkpoint import load_checkpoint, save_checkpoint
+from intune.recsys.checkpoint import load_checkpoint, load_position, save_checkpoint
 from intune.recsys.config import TrainConfig
 from intune.recsys.criteo import read_criteo
 from intune.recsys.dlrm import DLRM
-from intune.recsys.interrupts import WholeSteps
+from intune.recsys.interrupts import BrokenOff, Interrupts
+from intune.recsys.losses import Losses
 from intune.recsys.metrics import auc, log_loss
 from intune.recsys.progress import Progress, Reporter, Standing
-from intune.recsys.summary import Evaluation, MemoryPeak, Summary, measure
-
-FEW_STEPS = 10
+from intune.recsys.summary import Evaluation, Measured, MemoryPeak, Summary, limited_by, measure
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,16 @@ def train(
 
     Raises:
         FileExistsError: If the run folder is there already and `resume` is False.
-        StateError: If the run cannot be resumed: no checkpoint, or another model or other data than it began with.
+        StateError: If the run cannot be resumed: no checkpoint, another model or other data than it began with, or
+            nothing left to do.
         SourceError: If files are missing, are not Criteo's, or hold no rows.
-        KeyboardInterrupt: On Ctrl-C, with a note that says how far it came.
+        KeyboardInterrupt: On Ctrl-C, and on any signal whose handler raises it, with a note that says how far it came.
+            While it trains, the step in hand is done and all is saved first; what a second signal finds unfinished two
+            seconds later is broken off. The last checkpoint stands then.
         IntuneError: If the loss is not finite any more.
     """
+    if resume and (finished := already_finished(config)):
+        raise StateError(finished)
     pipe = training_pipeline(config)
     _check_stages(config, pipe)
     loop = _Loop(config, echo, clock, reporter)
@@ -107,29 +113,56 @@ def train(
             trial.load_state_dict(state)
     if not resume:
         config.make_run_dir()
-    journal = config.run_dir / "journal.jsonl"
-    tuner = config.make_tuner()
-    with pipe.loader(**_loader_options(config), tuner=tuner, epochs=config.epoch_limit, journal=journal) as loader:
-        if state is not None and not loop.done:
-            loader.load_state_dict(state)
-        loop.rows_expected = expected_rows(config, pipe)
-        loop.run(loader)
-        limited_by, stats = loader.explain(), loader.stats()
-        loop.memory.see_journal(loader.journal)
+    with loop.noting_interrupts():
+        return _train_and_evaluate(config, pipe, loop, state)
+
+
+def already_finished(config: TrainConfig) -> str | None:
+    """What there is to say if all epochs of a run are trained and evaluated; None if something is left to do.
+
+    Raises:
+        StateError: If it has no checkpoint, or has begun more epochs than it is to have.
+    """
+    position = load_position(config.checkpoint)
+    rows_by_epoch: list[int] = position["rows_by_epoch"]
+    trained, begun, limit = position["loader"]["epoch"], len(rows_by_epoch), config.epoch_limit
+    if limit is None or trained < limit:
+        return None
+    try:
+        evaluated = json.loads((config.run_dir / "summary.json").read_text(encoding="utf-8"))["rows_by_epoch"]
+    except (OSError, ValueError, KeyError, TypeError):  # it was stopped before, or while, that was written
+        evaluated = None
+    if trained == begun and evaluated == rows_by_epoch:
+        return (
+            f"the run in {config.run_dir} is already finished after {begun} {'epoch' if begun == 1 else 'epochs'}, "
+            f"{sum(rows_by_epoch):,} rows; to go on, epochs must be above {begun}"
+        )
+    if begun > limit:
+        raise StateError(f"epochs must be at least {begun}: so many are begun in {config.run_dir}, got {limit}")
+    return None
+
+
+def _train_and_evaluate(
+    config: TrainConfig, pipe: intune.Pipeline, loop: "_Loop", state: Mapping[str, Any] | None
+) -> Summary:
+    if loop.done:  # it was stopped before it was evaluated
+        measured = Measured(wait_share=_share(loop.wait_seconds, loop.seconds))
+    else:
+        measured = _train_on(config, pipe, loop, state)
     evaluation = evaluate(config, loop.model) if config.held_out else None
     summary = Summary(
         rows_by_epoch=tuple(loop.rows_by_epoch),
         broken_off=loop.broken_off,
         seconds=loop.seconds,
-        wait_seconds=stats.wait_seconds,
+        wait_seconds=loop.wait_seconds,
         loss_by_epoch=tuple(loop.losses.by_epoch),
         loss_first=loop.losses.first,
         loss_last=loop.losses.last,
         evaluation=evaluation,
-        limited_by=limited_by,
+        limited_by=limited_by(_journal(config)),
         notes=tuple(_notes(config, loop.rows_by_epoch[0], evaluation)),
         run_dir=config.run_dir,
-        measured=measure(stats, loop.seconds, loop.memory),
+        measured=measured,
     )
     summary.write()
     if summary.rows_split_exactly is False:
@@ -137,6 +170,23 @@ def train(
             f"rows were lost or repeated: see rows_by_epoch and evaluation in {config.run_dir}/summary.json"
         )
     return summary
+
+
+def _journal(config: TrainConfig) -> Path:
+    return config.run_dir / "journal.jsonl"
+
+
+def _train_on(config: TrainConfig, pipe: intune.Pipeline, loop: "_Loop", state: Mapping[str, Any] | None) -> Measured:
+    """Train from a state on; what was measured."""
+    options = {**_loader_options(config), "tuner": config.make_tuner(), "journal": _journal(config)}
+    with pipe.loader(**options, epochs=config.epoch_limit) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        loop.rows_expected = expected_rows(config, pipe)
+        loop.run(loader)
+        stats = loader.stats()
+        loop.memory.see_journal(loader.journal)
+    return measure(replace(stats, wait_seconds=loop.wait_seconds), loop.seconds, loop.memory)
 
 
 def expected_rows(config: TrainConfig, pipe: intune.Pipeline) -> int | None:
@@ -184,15 +234,19 @@ class _Loop:
         self.losses = Losses()
         self.rows_by_epoch: list[int] = []
         self.broken_off = False
-        self.seconds = 0.0
+        self.seconds = self.wait_seconds = 0.0
+        """Of all sessions, as the rows are."""
         self.memory = MemoryPeak()
         self.rows_expected: int | None = None
         self._rows_before = 0
+        self._seconds_before = self._wait_before = 0.0
+        self._rows_saved: int | None = None
         self._epoch = 0
         self._steps = 0
-        self._saved = 0.0
-        self._batches: Iterator[Any] | None = None
-        self._whole = WholeSteps()
+        self._stepped = self._over = False
+        self._began = self._saved = 0.0
+        self._batches: Iterator[Any] = iter(())
+        self._stop = Interrupts(lambda: None)
 
     @property
     def rows(self) -> int:
@@ -207,63 +261,121 @@ class _Loop:
     def restore(self) -> dict[str, Any]:
         """Take up the run from its checkpoint; the state of its loader."""
         position = load_checkpoint(self.config.checkpoint, self.model, self.optimizer)
+        if "seconds" not in position:
+            raise StateError(
+                f"{self.config.checkpoint} is of an earlier version of intune, which did not keep the time"
+            )
         self.rows_by_epoch = position["rows_by_epoch"]
         self.losses = Losses(**position["losses"])
         state: dict[str, Any] = position["loader"]
         self._epoch = state["epoch"]
         if len(self.losses.by_epoch) < self._epoch:  # it was saved after the epoch's last step
             self.losses.end_epoch()
-        self._rows_before = self.rows
+        self._rows_before = self._rows_saved = self.rows
+        self.seconds = self._seconds_before = position["seconds"]
+        self.wait_seconds = self._wait_before = position["wait_seconds"]
         self.echo(f"resuming after {self.rows:,} rows, in epoch {self._epoch}")
         return state
 
     def run(self, loader: intune.Loader) -> None:
-        """Train until the epochs are done or the time is up."""
-        begin = self._saved = self.clock()
+        """Train until the epochs are done or the time is up.
+
+        Raises:
+            KeyboardInterrupt: After a signal, with a note; what was done by then is saved.
+        """
+        self._began = self._saved = self.clock()
         reporter = self.reporter or Progress(self.echo, self.clock)
-        try:
-            with self._whole:
+        wrong = ""
+        with Interrupts(lambda: self._position(loader)) as self._stop:
+            try:
                 with reporter.running(lambda: loader.stats().window):
-                    while not (self.done or self.broken_off):
-                        self._train_epoch(loader, reporter, begin)
-                        if not self.rows:
+                    while not (self.done or self.broken_off or self._stop.asked):
+                        self._train_epoch(loader, reporter)
+                        if not self.rows and not self._stop.asked:
                             raise SourceError(f"no rows to train on: there are none in {', '.join(self.config.paths)}")
                 self._save(loader)
-                if self.broken_off:
-                    self.losses.end_epoch()  # for the summary only: a resumed run goes on in this epoch
+            except BrokenOff:
+                wrong = "what was in hand did not end in time, so they are not saved"
+            except KeyboardInterrupt as stop:  # raised by other means than a signal
+                stop.add_note(self._how_far("they are not saved"))
+                raise
+            except IntuneError as error:
+                if not self._stop.asked:
+                    raise
+                wrong = f"they are not saved, for {error}"
+            finally:
+                self._batches = iter(())
+                self._count_seconds(loader)
+        try:
+            self._stop.deliver()
         except KeyboardInterrupt as stop:
-            if loader.stats().batches == self._steps:  # else it came between a batch and its step
-                self._save(loader)
-            folder = self.config.run_dir
-            saved = self.config.checkpoint.exists()
-            then = f"to go on: intune train --resume {folder}" if saved else f"run folder {folder}"
-            stop.add_note(f"after {self.rows:,} rows; {then}")
+            stop.add_note(self._how_far(wrong))
             raise
-        finally:
-            self._batches = None
-            self.seconds = self.clock() - begin
+        self._over = True
+        if self.broken_off:
+            self.losses.end_epoch()  # for the summary only: a resumed run goes on in this epoch
 
-    def _train_epoch(self, loader: intune.Loader, reporter: Reporter, begin: float) -> None:
+    def _train_epoch(self, loader: intune.Loader, reporter: Reporter) -> None:
         if len(self.rows_by_epoch) == self._epoch:
             self.rows_by_epoch.append(0)
+        self._stepped = False
         # Held here: where an iterator is dropped its epoch counts as over, and that is what would be saved.
-        self._batches = iter(loader)
-        for batch in self._batches:
-            with self._whole.step():
-                self.rows_by_epoch[-1] += self._step(batch)
-                self._steps += 1
+        batches = self._batches = iter(loader)
+        while (batch := self._stop.wait(lambda: next(batches, None))) is not None:
+            self.rows_by_epoch[-1] += self._step(batch)
+            self._steps += 1
+            self._stepped = True
             if reporter.due():
                 self._read_losses()
                 reporter.say(self._standing(loader.stats().window))
             if self.config.checkpoint_seconds and self.clock() - self._saved >= self.config.checkpoint_seconds:
                 self._save(loader)
-            if self.config.seconds is not None and self.clock() - begin >= self.config.seconds:
+            if self.config.seconds is not None and self.clock() - self._began >= self.config.seconds:
                 self.broken_off = True
                 break
         self._read_losses()
-        if not self.broken_off:
+        if not (self.broken_off or self._stop.asked):
             self.losses.end_epoch()
             self._epoch += 1
+
+    def _position(self, loader: intune.Loader) -> dict[str, Any] | None:
+        """Where the loader stands while the loop waits for it; None = it has just handed something over."""
+        if not self._steps:  # nothing to save, so the start will do
+            return {}
+        state = loader.state_dict()
+        # Before the first step of an epoch the loader may be just about to begin it, and count it as begun.
+        fits = state["epoch"] == self._epoch or (state["epoch"] == self._epoch + 1 and self._stepped)
+        return state if fits and loader.stats().batches == self._steps else None
+
+    def _count_seconds(self, loader: intune.Loader) -> None:
+        self.seconds = self._seconds_before + self.clock() - self._began
+        self.wait_seconds = self._wait_before + loader.stats().wait_seconds
+
+    @contextmanager
+    def noting_interrupts(self) -> Iterator[None]:
+        """Have an interrupt that comes when training is over say so."""
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if (self._over or self.done) and not getattr(stop, "__notes__", ()):
+                stop.add_note(f"after training, before all of its summary was written; {self._how_to_go_on()}")
+            raise
+
+    def _how_to_go_on(self) -> str:
+        """What is kept of the run, for a person."""
+        folder = self.config.run_dir
+        if self._rows_saved is None:
+            return f"there is no checkpoint in the run folder {folder}"
+        saved = "" if self._rows_saved == self.rows else f"the checkpoint after {self._rows_saved:,} rows stands; "
+        return f"{saved}to go on: intune train --resume {folder}"
+
+    def _how_far(self, wrong: str) -> str:
+        if not self._steps:
+            return f"before the first step, so nothing was saved; {self._how_to_go_on()}"
+        if not self.config.checkpoint_seconds:
+            wrong = "they are not saved, as checkpoint_seconds=0 has it"
+        said = [f"after {self.rows:,} rows", wrong, self._how_to_go_on()]
+        return "; ".join(said if self._rows_saved != self.rows else [said[0], said[2]])
 
     def _standing(self, window: intune.Snapshot | None) -> Standing:
         self.memory.see(window)
@@ -280,16 +392,30 @@ class _Loop:
         )
 
     def _save(self, loader: intune.Loader) -> None:
-        """Save model, optimizer and position, all after the same step."""
+        """Save model, optimizer and position, all after the same step.
+
+        Raises:
+            IntuneError: If that fails; an older checkpoint stands.
+        """
         if not self.config.checkpoint_seconds or not self._steps:
             return
         self._read_losses()
+        state = self._stop.position if self._stop.broke_wait else loader.state_dict()
+        if state is None:
+            raise IntuneError("where the loader stands could not be found out in time")
+        self._count_seconds(loader)
         position = {
-            "loader": loader.state_dict(),
+            "loader": state,
             "rows_by_epoch": self.rows_by_epoch,
             "losses": self.losses.as_dict(),
+            "seconds": self.seconds,
+            "wait_seconds": self.wait_seconds,
         }
-        save_checkpoint(self.config.checkpoint, self.model, self.optimizer, position)
+        try:
+            save_checkpoint(self.config.checkpoint, self.model, self.optimizer, position)
+        except OSError as error:
+            raise IntuneError(f"{self.config.checkpoint} cannot be written: {error.strerror or error}") from error
+        self._rows_saved = self.rows
         self._saved = self.clock()
 
     def _step(self, batch: Mapping[str, Tensor]) -> int:
@@ -311,72 +437,13 @@ class _Loop:
             )
 
 
-class Losses:
-    """Losses of steps. They stay on the device until they are read, so that a GPU need not be waited for."""
-
-    def __init__(
-        self,
-        by_epoch: Iterable[float] = (),
-        first: Iterable[float] = (),
-        last: Iterable[float] = (),
-        total: float = 0.0,
-        rows: int = 0,
-    ) -> None:
-        """Begin with none, or where `as_dict` said."""
-        self.by_epoch = list(by_epoch)
-        self._unread: list[tuple[Tensor, int]] = []
-        self._first = list(first)
-        self._last: deque[float] = deque(last, maxlen=FEW_STEPS)
-        self._sum, self._rows = total, rows
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON of what was read so far, for a checkpoint."""
-        return {
-            "by_epoch": self.by_epoch,
-            "first": self._first,
-            "last": list(self._last),
-            "total": self._sum,
-            "rows": self._rows,
-        }
-
-    @property
-    def first(self) -> float:
-        """Mean of the first steps that were read, at most 10; NaN before."""
-        return _mean(self._first)
-
-    @property
-    def last(self) -> float:
-        """Mean of the last steps that were read, at most 10; NaN before."""
-        return _mean(self._last)
-
-    def add(self, loss: Tensor, rows: int) -> None:
-        """Note the mean loss of a step's rows without reading it."""
-        self._unread.append((loss, rows))
-
-    def read(self) -> float:
-        """Read what was noted and give the sum of all rows' losses in this epoch: not finite if any of them is not."""
-        if self._unread:
-            losses = torch.stack([loss for loss, _ in self._unread]).tolist()
-            self._sum += sum(loss * rows for loss, (_, rows) in zip(losses, self._unread, strict=True))
-            self._rows += sum(rows for _, rows in self._unread)
-            self._first += losses[: FEW_STEPS - len(self._first)]
-            self._last.extend(losses)
-            self._unread.clear()
-        return self._sum
-
-    def end_epoch(self) -> None:
-        """Note the mean loss of the rows since the last epoch's end."""
-        self.by_epoch.append(self._sum / self._rows if self._rows else math.nan)
-        self._sum, self._rows = 0.0, 0
-
-
-def _mean(values: Collection[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+def _share(part: float, whole: float) -> float | None:
+    return min(1.0, part / whole) if whole > 0 else None
 
 
 def _loader_options(config: TrainConfig) -> dict[str, Any]:
     one_process = {"rank": 0, "world_size": 1}  # gradients are not shared, so each process trains on all rows
-    return {"memory": config.memory, "cpus": config.cpus, "seed": config.seed, **one_process}
+    return {"memory": config.memory_limit, "cpus": config.cpus, "seed": config.seed, **one_process}
 
 
 def _check_device(name: str) -> None:

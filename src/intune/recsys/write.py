@@ -1,6 +1,5 @@
 """Writes batches of Criteo columns to a file, as text or Parquet; the file is there when it is whole, or not at all."""
 
-import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from intune._errors import IntuneError, PipelineError
 from intune.recsys.criteo import CATEGORY_COLUMNS, criteo_schema
+from intune.recsys.whole import whole_file
 
 FileFormat: TypeAlias = Literal["parquet", "tsv"]
 
@@ -50,22 +50,20 @@ def write_batches(path: Path, batches: Iterable[pa.RecordBatch], format: FileFor
     """
     check_new(path, format)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     text = hex_strings or format == "tsv"
     schema = _text_schema() if text else criteo_schema()
     try:
-        try:
-            with open(partial, "wb") as file, _writer(file, format, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(_with_hex_strings(batch) if text else batch)
-        except OSError as error:
-            raise IntuneError(f"{path} was not written: {error.strerror or error}; nothing is left of it") from error
-        check_new(path, format)  # it may have come meanwhile
-        partial.rename(path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the error that is on its way says more
-            partial.unlink()
+        with (
+            # Two may write the same file at the same time, so each has a name of its own until then.
+            whole_file(path, suffix=f".{os.getpid()}.tmp", replace=False) as file,
+            _writer(file, format, schema) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(_with_hex_strings(batch) if text else batch)
+    except FileExistsError:
         raise
+    except OSError as error:
+        raise IntuneError(f"{path} was not written: {error.strerror or error}; nothing is left of it") from error
 
 
 def _writer(file: IO[bytes], format: str, schema: pa.Schema) -> Any:
