@@ -18,14 +18,13 @@ def intune_program(tuner: str) -> Any:
     """This library with a tuner."""
     import torch  # noqa: F401  the trainer's, as it would be in a training run
 
+    import intune
     from intune._clock import SystemClock
     from intune._compose import build_loader, machine_budget
     from intune._machine import System
     from intune.pipeline.options import LoaderOptions
     from intune.testing import EmulatedClock, TokenPool
     from intune.tuners import RandomMoves
-
-    import intune
 
     def run(chosen: Scenario, seconds: float, limit: int) -> dict[str, Any]:
         clock = EmulatedClock(SystemClock())
@@ -51,6 +50,7 @@ def intune_program(tuner: str) -> Any:
 def tf_program(share: float) -> Any:
     """tf.data with AUTOTUNE; `share` of the limit as its memory budget, 0 = its default."""
     import tensorflow as tf
+
     from intune.testing import TokenPool
 
     def run(chosen: Scenario, seconds: float, limit: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from intune._clock import Clock, SystemClock
 from intune._errors import MemoryLimitError, PipelineError
 from intune._machine import (
+    Headroom,
     LockProbe,
     Meter,
     System,
@@ -18,11 +19,13 @@ from intune._machine import (
     memory_limit,
     parse_bytes,
     process_limit,
+    release_unused,
     run_queue_seconds,
     thread_limit,
 )
 from intune._values import Budget, MachineSnapshot, Snapshot
 from intune.control import Controller, Guard, Journal
+from intune.control.brake import Brake, BrakeThread
 from intune.control.explain import explain
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
@@ -40,10 +43,13 @@ THREADS_BESIDE_SLOTS = 32
 
 
 class LoaderControl:
-    """What tunes one loader: the controller's thread, the probe of the interpreter lock, the journal."""
+    """What steers one loader: the threads of controller and brake, the probe of the interpreter lock, the journal."""
 
-    def __init__(self, controller: Controller, probe: LockProbe, journal: Journal, workload: "_Watched") -> None:
-        self._controller, self._probe, self._journal, self._workload = controller, probe, journal, workload
+    def __init__(
+        self, controller: Controller, brake: BrakeThread, probe: LockProbe, journal: Journal, workload: "_Watched"
+    ) -> None:
+        self._controller, self._brake, self._probe = controller, brake, probe
+        self._journal, self._workload = journal, workload
         self._started = False
 
     def start(self) -> None:
@@ -51,11 +57,13 @@ class LoaderControl:
         if not self._started:
             self._started = True
             self._probe.start()
+            self._brake.start()
             self._controller.start()
 
     def stop(self) -> None:
         """End; calling it again does nothing."""
         self._controller.stop()
+        self._brake.stop()
         self._probe.stop()
         self._journal.close()
 
@@ -83,8 +91,8 @@ class LoaderControl:
 class _Watched:
     """The engine as the controller's workload; keeps the last window for whoever asks."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, brake: Brake) -> None:
+        self._engine, self._brake = engine, brake
         self.last: Snapshot | None = None
         self.measured: Snapshot | None = None
         """The last one in which a stage finished an item: the trainer may have paused since."""
@@ -97,7 +105,7 @@ class _Watched:
 
     def snapshot(self) -> Snapshot:
         """Close the window and keep it."""
-        snapshot = self._engine.snapshot()
+        snapshot = replace(self._engine.snapshot(), rest_bytes=self._brake.rest_bytes)
         if snapshot.consumer.steps or self.last is None or snapshot.window_seconds > 0.5:
             self.last = snapshot
             if any(stage.items_out for stage in snapshot.stages):
@@ -163,10 +171,12 @@ def build_loader(
     share = _share(pipeline, options)
     system, clock = System(), clock or SystemClock()
     first = budget() if budget is not None else machine_budget(system, options.cpus, options.memory)
+    user_limit = first.memory_bytes if options.memory is not None or budget is not None else None
     if budget is None:
-        budget = partial(_current_budget, system, first, options.cpus)
+        budget = partial(_current_budget, system, first, options)
     probe = LockProbe(system, clock)
     meter = Meter(system, clock, probe)
+    headroom = Headroom(system, meter.memory, lambda: user_limit, clock)
     _check_memory(options, first, meter)
     exact = share.world_size > 1 and share.on_uneven != "uneven"
     context = Context(
@@ -181,7 +191,17 @@ def build_loader(
     )
 
     def machine() -> MachineSnapshot:
-        return replace(meter.window(), memory_limit_bytes=first.memory_bytes)
+        window, use = meter.window(), headroom.read()
+        if use is None:
+            return window
+        read_from = {**window.read_from, "memory_bytes": use.used_from, "memory_limit_bytes": use.limit_from}
+        return replace(
+            window, memory_bytes=use.used_bytes, memory_limit_bytes=use.limit_bytes, read_from=read_from
+        )
+
+    def used() -> tuple[int, int] | None:
+        use = headroom.read()
+        return None if use is None else (use.limit_bytes, use.used_bytes)
 
     engine = Engine(
         pipeline,
@@ -193,10 +213,11 @@ def build_loader(
     )
     try:
         kept = _open_journal(options.journal, clock)
-        watched = _Watched(engine)
+        brake = BrakeThread(engine, used, engine.note, release_unused, clock)
+        watched = _Watched(engine, brake.brake)
         controller = Controller(watched, decide, budget=budget, guard=Guard(), journal=kept, clock=clock)
         controller.step()  # the first allocation, before anything runs
-        return Loader(engine, LoaderControl(controller, probe, kept, watched))
+        return Loader(engine, LoaderControl(controller, brake, probe, kept, watched))
     except BaseException:
         engine.close()
         raise
@@ -236,9 +257,13 @@ def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:
     )
 
 
-def _current_budget(system: System, first: Budget, cpus: int | None) -> Budget:
-    """The budget now: a quota or affinity that was cut while running is obeyed, unless the user said how many."""
-    return first if cpus is not None else replace(first, cpus=min(first.cpus, cpu_reading(system).cpus))
+def _current_budget(system: System, first: Budget, options: LoaderOptions) -> Budget:
+    """The budget now: quotas, affinity and memory limits that change while running are obeyed.
+
+    CPUs grow no further than they were at the start, and stay as the user said if he did.
+    """
+    cpus = first.cpus if options.cpus is not None else min(first.cpus, cpu_reading(system).cpus)
+    return replace(first, cpus=cpus, memory_bytes=_memory_bytes(options.memory, memory_limit(system).limit_bytes))
 
 
 def _share(pipeline: Pipeline, options: LoaderOptions) -> Share:

@@ -328,12 +328,12 @@ class AdmissionMachine(RuleBasedStateMachine):
         units=units,
         budget=st.none() | st.integers(0, 1000),
         ahead=st.integers(1, 6),
-        prefetch=st.integers(1, 3),
+        prefetch=st.none() | st.integers(1, 3),
         failing=st.none() | st.integers(0, 20),
         slots=st.integers(1, 9),
     )
     def begin_run(
-        self, units: list[Unit], budget: int | None, ahead: int, prefetch: int, failing: int | None, slots: int
+        self, units: list[Unit], budget: int | None, ahead: int, prefetch: int | None, failing: int | None, slots: int
     ) -> None:
         made = [(root, child) for root, unit in enumerate(units) for child in unit.gives if child.rows]
         if failing is not None and failing < len(made):
@@ -382,10 +382,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         if forced:  # what order waits for, and the consumer has all that came before
             assert not self.delivery.ready
             assert not any(hand.item.path < (draw.root, draw.given) for hand in self.live.values())
-            assert not any(hand.forced for hand in self.live.values())
+            assert not any(hand.forced and not hand.read for hand in self.live.values())
         if ledger.budget is not None and not segment.forecast.known:
             assert segment.live == 0
-        assert len(self.delivery.ready) < self.context.prefetch
+        waiting = len(self.delivery.ready)
+        assert not waiting or waiting < (self.context.prefetch or self.context.max_ahead - segment.live)
         path, bound = (draw.root, draw.given), draw.unit.bound
         item = segment.begin(path, draw.root, segment.forecast, bound, lambda: f"unit {draw.root}")
         made = draw.unit.gives[draw.drawn] if draw.drawn < len(draw.unit.gives) else None

@@ -9,6 +9,7 @@ which costs microseconds.
 
 import os
 import resource
+import threading
 from dataclasses import dataclass
 
 from intune._clock import Clock
@@ -140,11 +141,12 @@ def group_memory(level: Level) -> Reading:
 
 
 class MemoryMeter:
-    """Memory used, cheap enough for ten readings a second. Not safe for several threads at once."""
+    """Memory used, cheap enough for ten readings a second. May be asked by several threads."""
 
     def __init__(self, system: System, clock: Clock) -> None:
         """Args: system: the machine that is asked. clock: for the age of readings and their cost."""
         self._system = system
+        self._lock = threading.Lock()
         self._tree = TreeMemory(system, clock, ProcessTree(system, os.getpid()))
         self._limit: MemoryLimit | None = None
 
@@ -166,7 +168,8 @@ class MemoryMeter:
 
     def tree(self) -> Reading:
         """Bytes of this process and its descendants, whatever sets the limit."""
-        return self._tree.read()
+        with self._lock:
+            return self._tree.read()
 
 
 class TreeMemory:

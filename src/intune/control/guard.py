@@ -82,6 +82,8 @@ def in_flight_limit(limit: int, rest: int | None) -> int:
 
 def _rest(snapshot: Snapshot) -> int | None:
     memory = snapshot.machine.memory_bytes
+    if snapshot.rest_bytes is not None:
+        return snapshot.rest_bytes
     return None if memory is None else max(0, memory - (snapshot.in_flight_bytes or 0))
 
 

@@ -37,7 +37,7 @@ class EngineOptions:
         share: Seed and rank.
         ordered: Whether order is restored.
         skip: Whether failures are left out.
-        prefetch: Batches that may wait for the consumer; None = as many as are being worked on, at least two.
+        prefetch: Batches that may wait for the consumer; None = `max_ahead` with those in hand.
         max_ahead: The most items past the lowest unfinished one; None = from the slots.
         epochs: Number of epochs that will be asked for; None = unknown.
     """
@@ -96,6 +96,7 @@ class Engine:
         self._resizing = threading.RLock()
         self._asked: dict[int, int] = {}
         self._closed = False
+        self._most_bytes: int | None = None
         self._starters: list[threading.Thread] = []
         context.on_executor_trial = self._note_executor_trial
         context.ordered, context.prefetch, context.skip = options.ordered, options.prefetch, options.skip
@@ -185,6 +186,25 @@ class Engine:
             self._consumer_before = self.consumer.copy()
             self._window_start = now
         return snapshot
+
+    # --- the brake
+
+    def in_flight(self) -> tuple[int, int]:
+        """Bytes that items in flight hold, and the same with what is reserved for them."""
+        with self.scheduler.lock:
+            return self.context.ledger.held, self.context.ledger.charged
+
+    def hold_back(self, in_flight_bytes: int | None) -> None:
+        """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
+        with self.scheduler.lock:
+            self._most_bytes = in_flight_bytes
+            self._limit_bytes()
+            self.scheduler.dispatch()
+
+    def note(self, event: Event) -> None:
+        """Let an event stand in the next snapshot."""
+        with self.scheduler.lock:
+            self._events.append(event)
 
     # --- the consumer
 
@@ -409,10 +429,14 @@ class Engine:
         for stage in self.live:
             stage.concurrency = allocation.concurrency[stage.info.name]
         self.scheduler.slots = allocation.slots
-        size = self.context.ledger.budget = allocation.in_flight_bytes
-        if size is not None:
-            self.context.most_bytes = max(size, self.context.most_bytes or 0)
+        self._limit_bytes()
+        if allocation.in_flight_bytes is not None:
+            self.context.most_bytes = max(allocation.in_flight_bytes, self.context.most_bytes or 0)
         self._refresh()
+
+    def _limit_bytes(self) -> None:
+        limits = [size for size in (self.allocation.in_flight_bytes, self._most_bytes) if size is not None]
+        self.context.ledger.budget = min(limits, default=None)
 
     def _refresh(self) -> None:
         slots = self.scheduler.slots

@@ -147,6 +147,11 @@ class Forecast:
         self.known = False
         """Whether there is an estimate."""
 
+    @property
+    def mean(self) -> float:
+        """Mean bytes for each unit of bound; the largest until enough were seen."""
+        return self._mean if self._count >= self.ENOUGH else self._largest
+
     def note(self, bound: int, size: int) -> None:
         """An item with this bound, on its way, holds so much now."""
         self._largest = max(self._largest, size / max(1, bound))

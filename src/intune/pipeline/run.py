@@ -10,7 +10,7 @@ import numpy as np
 from intune._errors import MemoryLimitError
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline, Stage
-from intune.pipeline.drawing import FlatMapNode, UnitNode
+from intune.pipeline.drawing import FlatMapNode, OrderNode, UnitNode
 from intune.pipeline.gather import Gather
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge
@@ -92,6 +92,11 @@ def _emit_rows(pipeline: Pipeline, number: int) -> int:
     size = int(following.options["size"])
     least = min(usual, SMALL_EMIT_ROWS)
     return size * max(1, -(-least // size))
+
+
+def _up_to_flat_map(stages: list[LiveStage]) -> list[LiveStage]:
+    """The stages that an item passes before a flat_map takes it apart."""
+    return list(itertools.takewhile(lambda stage: stage.info.kind != "flat_map", stages))
 
 
 class EpochRun:
@@ -238,7 +243,8 @@ class EpochRun:
         block_source = isinstance(self._pipeline.source, BlockSource)
         end: Delivery | Sequence = self.delivery
         for level in range(len(groups) - 1, -1, -1):
-            depth = 1 + sum(stage.kind == "flat_map" for stage in groups[level]) + (block_source and level == 0)
+            drawn = self._is_drawn(places[level - 1]) if level else block_source
+            depth = 1 + sum(stage.kind == "flat_map" for stage in groups[level]) + drawn
             if level:
                 first, row = self.start.levels[level - 1] if self.start.levels else (0, 0)
             else:
@@ -255,19 +261,30 @@ class EpochRun:
         for level, group in enumerate(groups):
             self._wire_segment(level, group, places[level - 1] if level else -1)
 
+    def _is_drawn(self, place: int) -> bool:
+        """Whether samples of an order are taken in runs: those of a shuffle, not those that become a batch."""
+        stage = self._pipeline.stages[place]
+        return stage.kind == "shuffle" and stage.flow == "sample"
+
     def _wire_segment(self, level: int, group: tuple[Stage, ...], place: int) -> None:
         segment, live = self.segments[level], self._stages
         nodes: list[Node] = []
         if level:
             stage = self._pipeline.stages[place]
             gather = Gather(stage.flow, _emit_rows(self._pipeline, place), stage.kind == "batch", stage.function)
-            nodes.append(GatherNode(live[place + 1], segment, self.sequences[level - 1], gather, stage.gives))
+            before = self.sequences[level - 1]
+            if self._is_drawn(place):
+                passed = _up_to_flat_map(live[place + 2 : place + 2 + len(group)])
+                nodes.append(OrderNode(live[place + 1], segment, passed, before, gather))
+            else:
+                nodes.append(GatherNode(live[place + 1], segment, before, gather, stage.gives))
         else:
-            nodes.append(self._source_node(segment, live[1 : len(group) + 1]))
+            nodes.append(self._source_node(segment, _up_to_flat_map(live[1 : len(group) + 1])))
         for offset, stage in enumerate(group):
             living = live[place + offset + 2]
             if stage.kind == "flat_map":
-                nodes.append(FlatMapNode(living, segment, self.epoch, stage.flow))
+                passed = [living, *_up_to_flat_map(live[place + offset + 3 : place + len(group) + 2])]
+                nodes.append(FlatMapNode(living, segment, passed, self.epoch, stage.flow))
             else:
                 nodes.append(CallNode(living, segment, self.epoch, stage.gives))
         for node, following in itertools.pairwise(nodes):

@@ -16,9 +16,8 @@ from intune.pipeline.ledger import Charge, Forecast, Ledger
 from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
 from intune.pipeline.stage import LiveStage
 
-
-LEAST_READY = 2
-"""Batches that may wait for the consumer in any case."""
+DEVICE_READY = 2
+"""Batches that may wait for the consumer before no more are put on its device, unless the user says how many."""
 
 
 def _no_probe(seconds: float) -> Probe:
@@ -33,7 +32,7 @@ class Context:
         clock: Time.
         ledger: Bytes in flight.
         ordered: Whether order is restored.
-        prefetch: Batches that may wait for the consumer; None = as many as are being worked on, at least two.
+        prefetch: Batches that may wait for the consumer; None = `max_ahead` with those in hand.
         max_ahead: The most items past the lowest unfinished one.
         skip: Whether failures are left out.
         exact_rows: A map must keep the number of rows: lengths were promised.
@@ -149,17 +148,17 @@ class Segment:
     def has_room(self) -> bool:
         """Whether the consumer, if it stands at the end, has few enough batches waiting for one more to begin.
 
-        Unless the user said how many that are, it is as many as are being worked on: if none began while two wait,
-        all would begin at once when these are taken, and come in bursts with gaps between.
+        Unless the user said how many that are, what waits and what is in hand count together: with a limit on those
+        that wait alone all would begin at once when these are taken, and come in bursts with gaps between.
         """
-        if not isinstance(self.end, Delivery):
+        if not isinstance(self.end, Delivery) or not self.end.ready:
             return True
-        most = self.context.prefetch
-        return len(self.end.ready) < (max(LEAST_READY, self.live) if most is None else most)
+        ready, most = len(self.end.ready), self.context.prefetch
+        return ready + self.live < self.context.max_ahead if most is None else ready < most
 
     def few_ready(self) -> bool:
         """Whether so few batches wait for the consumer that one more may be put on its device."""
-        return not isinstance(self.end, Delivery) or len(self.end.ready) < (self.context.prefetch or LEAST_READY)
+        return not isinstance(self.end, Delivery) or len(self.end.ready) < (self.context.prefetch or DEVICE_READY)
 
     def open_for(self, order: bool) -> tuple[bool, bool]:
         """Order and room as gates, from whether order would let an item begin.
