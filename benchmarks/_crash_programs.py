@@ -5,6 +5,7 @@ and begins at the next line of input, so that whoever started it can put it into
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -20,8 +21,7 @@ def intune_program(tuner: str) -> Any:
 
     import intune
     from intune._clock import SystemClock
-    from intune._compose import build_loader, machine_budget
-    from intune._machine import System
+    from intune._compose import build_loader
     from intune.pipeline.options import LoaderOptions
     from intune.testing import EmulatedClock, TokenPool
     from intune.tuners import RandomMoves
@@ -39,9 +39,12 @@ def intune_program(tuner: str) -> Any:
             if place == 0 and chosen.window:
                 pipe = pipe.shuffle(chosen.window)
         options = LoaderOptions(tuner=RandomMoves(seed=chosen.number) if tuner == "random" else tuner, cpus=chosen.tokens)
-        budget = machine_budget(System(), chosen.tokens, None)
-        with build_loader(pipe, options, clock=clock, budget=lambda: budget) as loader:
+        with build_loader(pipe, options, clock=clock) as loader:
             found = consume(loader, chosen, seconds)
+            if os.environ.get("BRAKE_DEBUG"):
+                b = loader._control._brake.brake
+                for m in list(b._moments)[::5]: print(m, file=sys.stderr)
+                print(loader._engine.context.ledger.budget, loader._engine.allocation.in_flight_bytes, b.rest_bytes, file=sys.stderr)
             return {**found, "explain": loader.explain()}
 
     return run

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,10 +63,11 @@ class LoaderControl:
 
     def stop(self) -> None:
         """End; calling it again does nothing."""
-        self._controller.stop()
-        self._brake.stop()
-        self._probe.stop()
-        self._journal.close()
+        with ExitStack() as last:  # each of them, whatever the others raise
+            last.callback(self._journal.close)
+            last.callback(self._probe.stop)
+            last.callback(self._brake.stop)
+            last.callback(self._controller.stop)
 
     def last(self) -> Snapshot | None:
         """The last window."""

@@ -398,7 +398,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def workable(self) -> list[Hand]:
         """Units being drawn, and items that the ledger lets go on to be mapped."""
         self.context.busy = sum(not hand.read for hand in self.hands)
-        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item)]
+        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item, 0)]
 
     @precondition(lambda self: self.alive and self.workable())
     @rule(data=st.data())
@@ -411,7 +411,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if hand.read:
             assert made is not None
             charged = self.ledger.charged
-            self.segment.goes_further(item)
+            self.segment.goes_further(item, 0)
             if self.ledger.charged > charged:
                 hand.reserved = item.charge.reserved
                 hand.forced = hand.forced or self.ledger.debt > 0

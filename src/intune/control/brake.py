@@ -1,19 +1,19 @@
 """The brake: what items in flight may hold, by what is measured ten times a second.
 
-The guard predicts once in an interval, from figures of the tuner's windows. Between two of them items may turn out larger
-than any before, functions may allocate what nobody can see from outside, and others may take memory. The brake looks more
-often and knows less: the memory that is used of the limit, and what the ledger has charged.
+The guard predicts once in an interval, from figures of the tuner's windows. Between two of them items may turn out
+larger than any before, functions may allocate what nobody can see from outside, and others may take memory. The brake
+looks more often and knows less: the memory that is used of the limit, and what the ledger has charged.
 
 Let `rest` be the memory that is measured less what items in flight hold. Its least value over the last ten seconds is
 what would remain without items (the trainer, the interpreter, idle workers). Above that, memory is taken to grow
 in proportion to what is charged, and the proportion is the largest of the last ten seconds: it covers what functions
 allocate while they run, copies, and what allocators keep. So items may hold
 
-    (0.9 limit - least rest) / proportion
+    (0.87 limit - least rest) / proportion
 
-and no more than 1.5 times what was charged within the last half second, and an eighth of the room: so that what shows only
-while more is in flight shows before much more is. Past 0.93 of the limit nothing is admitted (but for what order waits for)
-until memory has fallen below 0.88.
+and no more than 1.5 times what was charged at any time until half a second ago, and an eighth of the room: so that what
+comes of more in flight shows before still more is. Past 0.9 of the limit, or where the next tenth of a second would
+bring it there, nothing goes on but what order waits for, until memory has fallen below 0.85.
 """
 
 import logging
@@ -28,18 +28,19 @@ from intune._values import Event
 
 _log = logging.getLogger(__name__)
 
-USABLE = 0.9
+USABLE = 0.87
 """Share of the limit that is planned with."""
 
-HARD, RELAXED = 0.93, 0.88
+HARD, RELAXED = 0.9, 0.85
 """Shares of the limit at which nothing is admitted any more, and below which it is again."""
 
 REMEMBERED_SECONDS = 10.0
+LAG_SECONDS = 1.0
 RAMP_SECONDS = 0.5
 RAMP = 1.5
 FIRST_SHARE = 1 / 8
 
-RELEASE_SHARE = 0.75
+RELEASE_SHARE = 0.7
 """Share of the limit from which on unused memory of allocators is given back."""
 RELEASE_SECONDS, RELEASE_SECONDS_MOST = 0.5, 30.0
 WORTH_SHARE = 0.02
@@ -84,7 +85,9 @@ class _Moment(NamedTuple):
     seconds: float
     rest: int
     memory: int
+    now_charged: int
     charged: int
+    """The most that was charged within the last second."""
 
 
 class Brake:
@@ -111,10 +114,14 @@ class Brake:
     def observe(self, now: Reading) -> Braking:
         """Decide by a reading and those before it."""
         rest = max(0, now.memory_bytes - now.held_bytes)
-        self._moments.append(_Moment(now.seconds, rest, now.memory_bytes, now.charged_bytes))
+        # What was charged is freed later than it is discharged, by functions and by allocators.
+        lagging = [m.now_charged for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS]
+        charged = max([now.charged_bytes, *lagging])
+        self._moments.append(_Moment(now.seconds, rest, now.memory_bytes, now.charged_bytes, charged))
         while now.seconds - self._moments[0].seconds > REMEMBERED_SECONDS:
             self._moments.popleft()
-        if now.memory_bytes > HARD * now.limit_bytes:
+        rise = now.memory_bytes - self._moments[-2].memory if len(self._moments) > 1 else 0
+        if now.memory_bytes + max(0, rise) > HARD * now.limit_bytes:
             self._holding = True
         elif now.memory_bytes < RELAXED * now.limit_bytes:
             self._holding = False
@@ -129,8 +136,8 @@ class Brake:
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
         enough = FIRST_SHARE * room
         proportion = max((moment.memory - base) / max(moment.charged, enough) for moment in self._moments)
-        recent = max(m.charged for m in self._moments if now.seconds - m.seconds <= RAMP_SECONDS)
-        return int(min(room / max(1.0, proportion), RAMP * recent + enough))
+        seen = max((m.now_charged for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS), default=0)
+        return int(min(room / max(1.0, proportion), RAMP * seen + enough))
 
     def _wants_release(self, now: Reading) -> bool:
         if self._before_release is not None:
@@ -209,9 +216,10 @@ class BrakeThread:
     def start(self) -> None:
         """Go on in a thread until `stop`; nothing happens if it runs already."""
         if self._thread is None:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._loop, name="intune-control-brake", daemon=True)
-            self._thread.start()
+            self._stop = threading.Event()
+            thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-control-brake", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """End the thread. Idempotent."""
@@ -220,8 +228,8 @@ class BrakeThread:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _loop(self) -> None:
-        while not self._clock.sleep(self.SECONDS, self._stop):
+    def _loop(self, stop: threading.Event) -> None:
+        while not self._clock.sleep(self.SECONDS, stop):
             try:
                 self.step()
             except Exception:

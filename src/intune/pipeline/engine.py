@@ -3,23 +3,23 @@
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from intune._errors import IntuneError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
 from intune.metrics.counters import StageCounters, unmet
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.checks import check_allocation
-from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial, Verdict
+from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial
 from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, Share
 from intune.pipeline.scheduler import Bell, Scheduler
 from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource
-from intune.pipeline.stage import LiveStage, Pool, RemoteCall, Trial, planned
+from intune.pipeline.stage import LiveStage, Pool, RemoteCall, planned
+from intune.pipeline.trials import Trials
 
 ACCOUNT_SECONDS = 2e-3
 """How often at most the stages' waits are booked while work goes on: it costs some microseconds."""
@@ -97,8 +97,8 @@ class Engine:
         self._asked: dict[int, int] = {}
         self._closed = False
         self._most_bytes: int | None = None
-        self._starters: list[threading.Thread] = []
-        context.on_executor_trial = self._note_executor_trial
+        self._giving_to: int | None = None
+        self._trials = Trials(context, self)
         context.ordered, context.prefetch, context.skip = options.ordered, options.prefetch, options.skip
         context.on_skip = self._note_skips
         me = weakref.ref(self)
@@ -116,7 +116,7 @@ class Engine:
         self._before = [StageCounters() for _ in self.live]
         self._consumer_before = self.consumer.copy()
         self._set(self.allocation)
-        self._resize_pools()
+        self.resize_pools()
 
     # --- Workload
 
@@ -148,13 +148,16 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Close the window that began at the last call and say what happened in it."""
+        self.check_not_within()
         machine = self._machine()
         resident = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
         with self.scheduler.lock:
             self._reap()
             now = self._clock.wall()
             self._account(now)
-            self._end_long_trial(now)
+            if self._trials.end_long(now):
+                self._refresh()
+                self.scheduler.dispatch()
             seconds = now - self._window_start
             run = self.runs[0] if self.runs else None
             nodes = {id(node.stage): node for node in run.nodes} if run is not None else {}
@@ -232,9 +235,25 @@ class Engine:
         """
         while True:
             self._await(run)
-            with self.scheduler.lock:
-                if not self._nothing_for(run):  # unless another thread was faster
-                    return self._give(run)
+            try:
+                self._giving_to = threading.get_ident()
+                with self.scheduler.lock:
+                    if not self._nothing_for(run):  # unless another thread was faster
+                        return self._give(run)
+            finally:
+                self._giving_to = None
+
+    def check_not_within(self) -> None:
+        """Refuse a signal handler that asks for something while its own thread is inside `next` and holds the lock.
+
+        Raises:
+            LoaderError: It would wait for itself for ever.
+        """
+        if self._giving_to == threading.get_ident() and self.scheduler.lock.locked():
+            raise LoaderError(
+                "the loader was asked from a signal handler that interrupted next(): let the handler set a flag, and "
+                "ask between two batches"
+            )
 
     def rest_is_empty(self, run: EpochRun) -> bool:
         """Whether a run has nothing to deliver; waits until that is known."""
@@ -286,8 +305,7 @@ class Engine:
             pools = [stage.pool for stage in self.live if stage.pool is not None]
         for pool in pools:
             pool.close()
-        for starter in self._starters:
-            starter.join()
+        self._trials.join()
         stuck = self.scheduler.close(CLOSE_SECONDS)
         with self.scheduler.lock:
             self._reap()
@@ -308,7 +326,20 @@ class Engine:
                 return
             self._refresh()
             self.scheduler.dispatch()
-        self._resize_pools()
+        self.resize_pools()
+
+    # --- what trials decide
+
+    def make_pool(self, stage: LiveStage) -> Pool:
+        """Processes for a stage."""
+        assert stage.call is not None
+        return self._make_pool(stage.info.name, RemoteCall(stage.call), self._changed)
+
+    def decided(self, event: Event | None) -> None:
+        """Something was decided: limits are to be computed anew; and what a person may want to know of it."""
+        if event is not None:
+            self._events.append(event)
+        self._refresh()
 
     # --- inside
 
@@ -341,7 +372,7 @@ class Engine:
         for run in self.runs:
             if run.cancelled:
                 continue
-            task = run.pick(slot_free, self._decided)
+            task = run.pick(slot_free, self._trials.waits)
             if task is not None:
                 return task
             if self.context.alone:
@@ -363,66 +394,6 @@ class Engine:
         if following < epochs and isinstance(self.pipeline.source, BlockSource):
             self.runs.append(self._new_run(following, Position()))
             self.runs[-1].open()
-
-    def _decided(self, stage: LiveStage, waits: bool) -> None:
-        stage.decide(waits)
-        if waits:
-            self._events.append(
-                Event("waits", stage.info.name, "its items wait instead of computing: it holds no slot")
-            )
-        self._refresh()
-
-        if waits and stage.executor_trial is not None:
-            self._choose(stage, Verdict("thread", "its items wait"))
-
-    def _note_executor_trial(self, stage: LiveStage, wall: float, cpu: float, size: int) -> None:
-        assert stage.executor_trial is not None
-        verdict = stage.executor_trial.add(wall, cpu, size)
-        if verdict is not None:
-            self._choose(stage, verdict)
-
-    def _choose(self, stage: LiveStage, verdict: Verdict) -> None:
-        """It is now known where a stage's function is to run; it stays there."""
-        stage.executor_trial = None
-        if verdict.executor == "process" and not self._closed:
-            assert stage.call is not None
-            try:
-                stage.pool = self._make_pool(stage.info.name, RemoteCall(stage.call), self._changed)
-            except IntuneError as error:
-                verdict = Verdict("thread", f"{verdict.reason}, but it cannot be sent to a process ({error})")
-            else:
-                stage.info = replace(stage.info, executor="process", waits=False)
-                stage.trial = None
-        self._events.append(Event("executor", stage.info.name, f"{verdict.executor}: {verdict.reason}"))
-        self._refresh()
-        if stage.pool is not None:
-            # Not here: the lock is held, and a pool tells of its changes at once.
-            self._starters.append(threading.Thread(target=self._start_pool, args=(stage,), name="intune-start"))
-            self._starters[-1].start()
-
-    def _start_pool(self, stage: LiveStage) -> None:
-        self._resize_pools()
-        if stage.instances is not None:
-            stage.instances.trim(0)
-
-    def _end_long_trial(self, now: float) -> None:
-        """A trial is to cost little: where one item takes long the others go on, and one more joins the first."""
-        for stage in self.live:
-            if stage.most_unproven is not None and stage.running >= stage.most_unproven:
-                stage.most_unproven += 1
-        found = self.context.on_trial or self.context.held_back
-        if found is None:
-            return
-        stage, since = found
-        if stage.executor_trial is not None and now - since > Trial.PATIENCE_SECONDS:
-            stage.executor_trial.disturbed = True
-        if stage.wants_alone and now - since > Trial.PATIENCE_SECONDS:
-            for other in self.live:
-                if other.trial is not None:
-                    other.trial.lifted = True
-            self.context.on_trial = self.context.held_back = None
-            self._refresh()
-            self.scheduler.dispatch()
 
     def _set(self, allocation: Allocation) -> None:
         self.allocation = allocation
@@ -450,7 +421,7 @@ class Engine:
         self.scheduler.spare = slots + sum(stage.cap for stage in self.live if stage.info.waits)
         self.context.max_ahead = ahead if ahead is not None else most + max(4, most // 2)
 
-    def _resize_pools(self) -> None:
+    def resize_pools(self) -> None:
         """Ask for the processes that are wanted; without the lock, as pools tell of changes at once."""
         with self._resizing:
             for stage in self.live:
@@ -488,6 +459,8 @@ class Engine:
             if run.cancelled:
                 run.cancel()
         self.runs = [run for run in self.runs if not run.cancelled or run.running]
+        if not self.runs and not self.context.busy:
+            self.context.ledger.clear()
 
     def _retire(self, keep: EpochRun) -> None:
         with self.scheduler.lock:
@@ -505,5 +478,6 @@ def _shown(value: int | None) -> str:
 
 def totals(engine: Engine) -> dict[str, StageCounters]:
     """Lifetime counters by stage, a copy."""
+    engine.check_not_within()
     with engine.scheduler.lock:
         return {stage.info.name: stage.counters.copy() for stage in engine.live}

@@ -105,11 +105,16 @@ class Ledger:
             self._forget(charge)
         owner.clear()
 
+    def clear(self) -> None:
+        """Nothing is in flight any more, whatever an interrupt of the consumer left half booked."""
+        self.charged = self.held = 0
+        self._buffers.clear()
+
     def _forget(self, charge: Charge) -> None:
         self.settle(charge)
-        self._drop(charge.buffers)
-        charge.buffers = {}
+        buffers, charge.buffers = charge.buffers, {}
         charge.actual = 0
+        self._drop(buffers)
 
     def _add(self, size: int) -> None:
         self.charged += size
@@ -119,9 +124,11 @@ class Ledger:
     def _drop(self, buffers: Footprint) -> None:
         held = self._buffers
         for key in buffers:
-            entry = held[key]
+            entry = held.get(key)
+            if entry is None:
+                continue  # an interrupt of the consumer came after the entry was deleted
             entry[1] -= 1
-            if entry[1] == 0:
+            if entry[1] <= 0:
                 del held[key]
                 self.charged -= entry[0]
                 self.held -= entry[0]
@@ -134,15 +141,17 @@ class Forecast:
     hold more than n m + 3 s sqrt(n) + (x - m) together: the spread of items that do not depend on each other, and one
     that is as large as any. So each is reserved the n-th part of that: few items are reserved for as if each might be
     the largest, and with many one outlier does not make the run wait. What is remembered fades over some hundred items.
+    Where the last few on their way were larger than usual, so is what is reserved.
     Until three items have passed all stages it is the largest ratio seen so far, of items on their way included; before
     anything was seen there is no estimate, and one item at a time is let in.
     """
 
     SPREAD, MARGIN, ENOUGH = 3.0, 1.05, 3
-    WEIGHT, FADING = 1 / 128, 1 / 256
+    WEIGHT, FADING, LATELY = 1 / 128, 1 / 256, 1 / 8
 
     def __init__(self) -> None:
         self._count = 0
+        self._lately = 1.0
         self._mean = self._variance = self._largest = 0.0
         self.known = False
         """Whether there is an estimate."""
@@ -156,6 +165,10 @@ class Forecast:
         """An item with this bound, on its way, holds so much now."""
         self._largest = max(self._largest, size / max(1, bound))
         self.known = self.known or size > 0
+
+    def compare(self, times: float) -> None:
+        """An item on its way is so many times as large as usual: the next ones may be so too."""
+        self._lately += self.LATELY * (times - self._lately)
 
     def add(self, bound: int, peak: int) -> None:
         """An item with this bound held `peak` bytes at its largest."""
@@ -179,5 +192,5 @@ class Forecast:
         if self._count >= self.ENOUGH and self._mean > 0:
             items = max(1.0, budget / (max(1, bound) * self._mean))
             spread = self.SPREAD * (self._variance / items) ** 0.5 + (self._largest - self._mean) / items
-            ratio = min(ratio, self._mean + spread)
+            ratio = min(ratio, (self._mean + spread) * max(1.0, self._lately))
         return int(bound * ratio * self.MARGIN)

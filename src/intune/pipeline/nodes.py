@@ -97,6 +97,8 @@ class CallNode(Node):
         super().__init__(stage, segment)
         self._epoch, self._gives = epoch, gives
         self._heap: list[tuple[Path, Item]] = []
+        self.first = False
+        """Whether it is the first in its segment: the earliest to see that items are larger than usual."""
 
     def put(self, item: Item) -> None:
         """An item comes in."""
@@ -119,12 +121,13 @@ class CallNode(Node):
             return False, True, room, True
         most = self.stage.most_unproven if self.context.ledger.budget is not None else None
         known = most is None or self.stage.running < most
-        return True, True, room, known and self.segment.opens_further(self._heap[0][1])
+        item = self._heap[0][1]
+        return True, True, room, known and self.segment.opens_further(item, self._needs(item))
 
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""
         item = heapq.heappop(self._heap)[1]
-        self.segment.goes_further(item)
+        self.segment.goes_further(item, self._needs(item))
         self.stage.counters.items_in += item.count
         keys = item.keys if item.keys is not None else item.path
 
@@ -143,7 +146,7 @@ class CallNode(Node):
         if item.keys is not None:
             self.stage.note_seconds(item.count, wall)
         self._skipped(item, output.skipped)
-        item.held(self._both(item, sizes))
+        self._measure(item, sizes)
         self.context.ledger.true_up(item.charge, sizes)
         rows = self._rows(output, item)
         if (
@@ -164,11 +167,24 @@ class CallNode(Node):
         else:
             self.segment.arrived(item)
 
-    def _both(self, item: Item, sizes: Footprint) -> int:
-        """Bytes while the stage had what came in and what went out; processes had a copy of what came in."""
-        came = item.charge.buffers
-        new = sum(size for key, size in sizes.items() if key not in came)
-        return new + item.charge.actual * (2 if self.stage.pool is not None else 1)
+    def _needs(self, item: Item) -> int:
+        """Bytes that an item will hold while the stage has what comes in and what goes out."""
+        came, bound = item.charge.actual, max(1, item.bound)
+        return self._copies * came + int(bound * self.stage.growth.predict(came / bound))
+
+    def _measure(self, item: Item, sizes: Footprint) -> None:
+        """Learn from what an item held, and from what the stage gave for what came in."""
+        came, bound, growth = item.charge, max(1, item.bound), self.stage.growth
+        gave = sum(size for key, size in sizes.items() if key not in came.buffers)
+        item.held(self._copies * came.actual + gave)
+        if self.first and growth.usual > 0:
+            item.forecast.compare(gave / bound / growth.usual)
+        growth.add(came.actual / bound, gave / bound)
+
+    @property
+    def _copies(self) -> int:
+        """Of what comes in, processes have a copy."""
+        return 1 if self.stage.pool is None else 2
 
     def _rows(self, output: Output, item: Item) -> int:
         if output.payload is None:

@@ -36,7 +36,8 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         """Check each value on its own."""
         _at_least("seed", self.seed, 0)
-        for name, least in (("cpus", 1), ("prefetch", 1), ("epochs", 1), ("max_ahead", 1), ("rank", 0), ("world_size", 1)):
+        least_of = {"cpus": 1, "prefetch": 1, "epochs": 1, "max_ahead": 1, "rank": 0, "world_size": 1}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, least)

@@ -287,6 +287,8 @@ class EpochRun:
                 nodes.append(FlatMapNode(living, segment, passed, self.epoch, stage.flow))
             else:
                 nodes.append(CallNode(living, segment, self.epoch, stage.gives))
+        if len(nodes) > 1 and isinstance(nodes[1], CallNode):
+            nodes[1].first = True
         for node, following in itertools.pairwise(nodes):
             node.after = following.put  # type: ignore[attr-defined]
         for node in nodes:

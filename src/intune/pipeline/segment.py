@@ -183,26 +183,29 @@ class Segment:
             return forecast.known or self.expects(path)
         return self.expects(path) and self.end.idle
 
-    def opens_further(self, item: Item) -> bool:
+    def opens_further(self, item: Item, here: int) -> bool:
         """Whether the ledger has what an item will need by what is known now, if that is more than was known before.
 
+        `here` is what it will need in the stage that it is about to enter.
+
         What order waits for goes on in any case once everything behind this segment has run dry, and so does any
-        item while nothing at all is being worked on: else nobody would give bytes back.
+        item while nothing at all is being worked on: else nobody would give bytes back. With a budget of 0 nothing
+        else goes on: memory has to fall.
         """
         ledger = self.context.ledger
-        if ledger.budget is None or not item.bound:
+        if ledger.budget is None or (not item.bound and ledger.budget):
             return True
         has = max(item.charge.reserved, item.charge.actual)
-        needs = item.forecast.bytes(item.bound, ledger.budget)
-        if needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has):
+        needs = max(here, item.forecast.bytes(item.bound, ledger.budget))
+        if ledger.budget and (needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has)):
             return True
         return (self.expects(item.path) or not self.context.busy) and self.end.idle
 
-    def goes_further(self, item: Item) -> None:
+    def goes_further(self, item: Item, here: int) -> None:
         """Reserve what an item will need by what is known now."""
         ledger = self.context.ledger
         if ledger.budget is not None and item.bound:
-            ledger.raise_to(item.charge, item.forecast.bytes(item.bound, ledger.budget))
+            ledger.raise_to(item.charge, max(here, item.forecast.bytes(item.bound, ledger.budget)))
 
     def begin(self, path: Path, position: int, forecast: Forecast, bound: int, origin: Callable[[], str]) -> Item:
         """An item comes into being; what is forecast for it is reserved."""

@@ -13,6 +13,7 @@ from intune.metrics.counters import StageCounters
 from intune.pipeline.calls import Failure, Output, StageCall, key_at
 from intune.pipeline.chain import Executor, Pipeline
 from intune.pipeline.executors import ExecutorTrial
+from intune.pipeline.growth import Growth
 from intune.pipeline.source import IndexedSource, SequentialSource
 
 
@@ -186,6 +187,7 @@ class LiveStage:
         executor_trial: The measurement of whether processes are worth it, until that is decided.
         most_unproven: While no item has passed it nobody knows what size it gives, and it runs no more than so
             many; None = one has passed.
+        growth: What it gives for what came in, in bytes.
         sample_seconds: Recent wall seconds a sample, for the length of runs.
     """
 
@@ -200,6 +202,7 @@ class LiveStage:
     trial: Trial | None = None
     executor_trial: ExecutorTrial | None = None
     most_unproven: int | None = 1
+    growth: Growth = field(default_factory=Growth)
     sample_seconds: float | None = None
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
