@@ -88,7 +88,10 @@ class Passing:
 
 @dataclass
 class Plant:
-    """Runs a scene: deeper stages go first, and the consumer gets items in order."""
+    """Runs a scene: deeper stages go first, and the consumer gets items in order.
+
+    `peaks` and `done_at` say, for each step, the most bytes that were used in it, and the items that had come out.
+    """
 
     scene: Scene
     seed: int
@@ -97,6 +100,7 @@ class Plant:
     peak: int = BASE
     peaks: list[int] = field(default_factory=list)
     done: int = 0
+    done_at: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng([21, self.seed])
@@ -202,17 +206,23 @@ class Plant:
             self.memory -= heapq.heappop(self._freed)[1]
 
 
-def run(number: int, seconds: float, limit: Callable[[float, int], int] = lambda now, limit: limit) -> Plant:
-    """A scene under the brake, and after each step the most that was used in it; `limit` may change it by time."""
-    chosen, brake = scene(number), Brake()
-    plant = Plant(chosen, number)
+def run(
+    chosen: Scene,
+    seed: int,
+    seconds: float,
+    limit: Callable[[float, int], int] = lambda now, limit: limit,
+    *,
+    braked: bool = True,
+) -> Plant:
+    """A scene with the brake, or without; `limit` may change its limit (seconds, limit) -> limit while it runs."""
+    plant, brake = Plant(chosen, seed), Brake()
     for step in range(int(seconds / BrakeThread.SECONDS)):
         now = step * BrakeThread.SECONDS
         plant.go_on(now)
-        reading = Reading(
-            now, limit(now, BASE + chosen.extra), plant.memory, plant.ledger.held, plant.ledger.charged
-        )
-        plant.ledger.budget = brake.observe(reading).in_flight_bytes
+        held, charged = plant.ledger.held, plant.ledger.charged
+        said = brake.observe(Reading(now, limit(now, BASE + chosen.extra), plant.memory, held, charged))
+        plant.ledger.budget = said.in_flight_bytes if braked else 2**60
         plant.peaks.append(plant.peak)
+        plant.done_at.append(plant.done)
         plant.peak = plant.memory
     return plant

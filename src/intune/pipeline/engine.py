@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from intune._errors import LoaderError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
 from intune.metrics.counters import StageCounters, unmet
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
