@@ -153,7 +153,8 @@ class Plant:
         needs = max(item.came + int(self._growth[place].predict(item.came)), self._forecast.bytes(1, budget))
         has = max(charge.reserved, charge.actual)
         allowed = budget > 0 and (needs <= 1.1 * has or self.ledger.admits(needs - has))
-        if not allowed and not ((item.number == self.done or not self._ends) and not self._ready):
+        waits = bool(self._ready) and self._ready[0][0] == self.done  # for the consumer, who gives bytes back
+        if not allowed and (waits or (item.number != self.done and self._ends)):
             return False
         self.ledger.raise_to(charge, needs)
         return True
