@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from intune._clock import Clock, SystemClock
-from intune._errors import MemoryLimitError, PipelineError
+from intune._errors import AllocationError, MemoryLimitError, PipelineError
 from intune._machine import (
     LockProbe,
     Meter,
@@ -17,6 +17,7 @@ from intune._machine import (
     cpu_reading,
     memory_limit,
     parse_bytes,
+    parse_share,
     process_limit,
     run_queue_seconds,
     thread_limit,
@@ -126,19 +127,27 @@ def machine_budget(system: System, cpus: int | None, memory: str | int | float |
 def _memory_bytes(memory: str | int | float | None, limit: int | None) -> int | None:
     if memory is None:
         return limit
-    if isinstance(memory, float) and 0 < memory <= 1:
-        if limit is None:
-            raise PipelineError(f"memory={memory} is a share, but no limit of this machine could be read: give bytes")
-        return int(memory * limit)
-    if isinstance(memory, bool) or not isinstance(memory, (int, str)):
-        raise PipelineError(f"memory must be bytes, a text such as '24GiB', or a share in (0, 1], got {memory!r}")
-    try:
-        size = parse_bytes(memory)
-    except ValueError as error:
-        raise PipelineError(f"memory: {error}") from error
-    if size <= 0:
-        raise PipelineError(f"memory must be more than 0 bytes, got {memory!r}")
-    return size
+    if isinstance(memory, bool) or not isinstance(memory, (int, float, str)):
+        raise PipelineError(f"memory must be {_MEMORY}, got {memory!r} ({type(memory).__name__})")
+    share: float | None = None
+    if isinstance(memory, float):
+        share = memory
+        if not 0 < share <= 1:
+            raise PipelineError(f"memory must be {_MEMORY}, got {memory!r}: a float is a share")
+    else:
+        try:
+            share = parse_share(memory) if isinstance(memory, str) else None
+            if share is None:
+                return parse_bytes(memory)
+        except AllocationError as error:
+            as_share = "" if "share" in str(error) else ' Or give a share of the machine\'s limit: "50%", or 0.5.'
+            raise PipelineError(f"memory: {error}{as_share}") from error
+    if limit is None:
+        raise PipelineError(f"memory={memory!r} is a share, but no limit of this machine could be read: give bytes")
+    return int(share * limit)
+
+
+_MEMORY = 'a size ("24GiB", or an int of bytes) or a share of the machine\'s limit ("50%", or 0.5)'
 
 
 def build_loader(
