@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import inspect
+import subprocess
+import sys
 import types
 
 import pytest
@@ -28,8 +30,28 @@ def test_the_public_names_are_these_and_sorted() -> None:
 
 
 def test_nothing_else_looks_public() -> None:
-    seen = {name for name, value in vars(intune).items() if not isinstance(value, types.ModuleType)}
+    seen = {name for name in dir(intune) if not isinstance(getattr(intune, name), types.ModuleType)}
     assert {name for name in seen if not name.startswith("_")} == set(intune.__all__) - {"__version__"}
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'intune' has no attribute 'read_orc'"):
+        _ = intune.read_orc  # type: ignore[attr-defined]
+    assert not hasattr(intune, "__wrapped__")
+
+
+@pytest.mark.slow
+def test_importing_it_waits_for_nothing_heavy_and_a_star_brings_all() -> None:
+    program = (
+        "import sys, intune, intune.cli.stopping\n"
+        "assert not {'numpy', 'pyarrow'} & sys.modules.keys()\n"
+        "from intune import *\n"
+        "names = {name for name in globals() if name in intune.__all__}\n"
+        "assert names == set(intune.__all__), names\n"
+        "assert all(intune.__dict__[name] is globals()[name] for name in names)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", [*PIPELINES, *TUNING, *ERRORS])

@@ -17,22 +17,26 @@ once while training runs, and a guard keeps that within the budget:
             step(batch)
 """
 
-from intune._errors import (
-    AllocationError,
-    IntuneError,
-    LoaderError,
-    MemoryLimitError,
-    PipelineError,
-    SourceError,
-    StageError,
-    StateError,
-    WorkerDiedError,
-)
-from intune._read import from_dataset, from_iterable, read_csv, read_parquet, read_tsv
-from intune._values import Allocation, Budget, Snapshot, Tuner
-from intune._watch import watch
-from intune.pipeline.chain import Pipeline
-from intune.pipeline.loader import Loader
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from intune._errors import (
+        AllocationError,
+        IntuneError,
+        LoaderError,
+        MemoryLimitError,
+        PipelineError,
+        SourceError,
+        StageError,
+        StateError,
+        WorkerDiedError,
+    )
+    from intune._read import from_dataset, from_iterable, read_csv, read_parquet, read_tsv
+    from intune._values import Allocation, Budget, Snapshot, Tuner
+    from intune._watch import watch
+    from intune.pipeline.chain import Pipeline
+    from intune.pipeline.loader import Loader
 
 __version__ = "0.1.0.dev0"
 
@@ -60,3 +64,38 @@ __all__ = [
     "read_tsv",
     "watch",
 ]
+
+_PLACES = {
+    "_errors": (
+        "AllocationError",
+        "IntuneError",
+        "LoaderError",
+        "MemoryLimitError",
+        "PipelineError",
+        "SourceError",
+        "StageError",
+        "StateError",
+        "WorkerDiedError",
+    ),
+    "_read": ("from_dataset", "from_iterable", "read_csv", "read_parquet", "read_tsv"),
+    "_values": ("Allocation", "Budget", "Snapshot", "Tuner"),
+    "_watch": ("watch",),
+    "pipeline.chain": ("Pipeline",),
+    "pipeline.loader": ("Loader",),
+}
+"""Where the public names are. Each is imported when it is first asked for: a worker process needs none of them, and the
+command is to be able to end in good order before numpy and pyarrow are there.
+"""
+
+if not typing.TYPE_CHECKING:  # a checker that saw it would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        module = next((module for module, names in _PLACES.items() if name in names), None)
+        if module is None:
+            raise AttributeError(f"module 'intune' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"intune.{module}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

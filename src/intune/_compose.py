@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from intune._clock import Clock, SystemClock
-from intune._errors import MemoryLimitError, PipelineError
+from intune._errors import AllocationError, MemoryLimitError, PipelineError
 from intune._machine import (
     Headroom,
     LockProbe,
@@ -19,12 +19,14 @@ from intune._machine import (
     cpu_reading,
     memory_limit,
     parse_bytes,
+    parse_share,
     process_limit,
     release_unused,
     run_queue_seconds,
     thread_limit,
 )
 from intune._values import Budget, MachineSnapshot, Snapshot
+from intune._words import size
 from intune.control import Controller, Guard, Journal
 from intune.control.brake import Brake, BrakeThread
 from intune.control.explain import explain
@@ -136,19 +138,27 @@ def machine_budget(system: System, cpus: int | None, memory: str | int | float |
 def _memory_bytes(memory: str | int | float | None, limit: int | None) -> int | None:
     if memory is None:
         return limit
-    if isinstance(memory, float) and 0 < memory <= 1:
-        if limit is None:
-            raise PipelineError(f"memory={memory} is a share, but no limit of this machine could be read: give bytes")
-        return int(memory * limit)
-    if isinstance(memory, bool) or not isinstance(memory, (int, str)):
-        raise PipelineError(f"memory must be bytes, a text such as '24GiB', or a share in (0, 1], got {memory!r}")
-    try:
-        size = parse_bytes(memory)
-    except ValueError as error:
-        raise PipelineError(f"memory: {error}") from error
-    if size <= 0:
-        raise PipelineError(f"memory must be more than 0 bytes, got {memory!r}")
-    return size
+    if isinstance(memory, bool) or not isinstance(memory, (int, float, str)):
+        raise PipelineError(f"memory must be {_MEMORY}, got {memory!r} ({type(memory).__name__})")
+    share: float | None = None
+    if isinstance(memory, float):
+        share = memory
+        if not 0 < share <= 1:
+            raise PipelineError(f"memory must be {_MEMORY}, got {memory!r}: a float is a share")
+    else:
+        try:
+            share = parse_share(memory) if isinstance(memory, str) else None
+            if share is None:
+                return parse_bytes(memory)
+        except AllocationError as error:
+            as_share = "" if "share" in str(error) else ' Or give a share of the machine\'s limit: "50%", or 0.5.'
+            raise PipelineError(f"memory: {error}{as_share}") from error
+    if limit is None:
+        raise PipelineError(f"memory={memory!r} is a share, but no limit of this machine could be read: give bytes")
+    return int(share * limit)
+
+
+_MEMORY = 'a size ("24GiB", or an int of bytes) or a share of the machine\'s limit ("50%", or 0.5)'
 
 
 def build_loader(
@@ -253,8 +263,8 @@ def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:
     if options.memory is None or budget.memory_bytes is None or used is None or used < budget.memory_bytes:
         return
     raise MemoryLimitError(
-        f"memory={options.memory!r} is {budget.memory_bytes / 2**20:,.1f} MiB, but this process and its children use "
-        f"{used / 2**20:,.0f} MiB already: the limit is for everything, the trainer included; give more, as bytes, as "
+        f"memory={options.memory!r} is {size(budget.memory_bytes)}, but this process and its children use "
+        f"{size(int(used))} already: the limit is for everything, the trainer included; give more, as bytes, as "
         "a text such as '24GiB', or as a share of the machine's limit such as 0.5"
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from intune._clock import Clock, SystemClock
+from intune._words import count, duration
 
 Batch = TypeVar("Batch")
 
@@ -68,17 +69,16 @@ class WatchReport:
     def _nothing_came(self) -> str:
         if not self.seconds:
             return "no batch has come yet."
-        return f"no batch came; the loop waited {_shown(self.wait_seconds)} for one."
+        return f"no batch came; the loop waited {duration(self.wait_seconds)} for one."
 
     def _seen(self) -> str:
         share = self.wait_share or 0.0
-        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
-        parts = [f"{batches} in {_shown(self.seconds)}"]
+        parts = [f"{count(self.batches, 'batch', 'batches')} in {duration(self.seconds)}"]
         if self.batches > 1 and self.wait_median_seconds is not None and self.wait_largest_seconds is not None:
-            half = f"half of the waits for a batch took at most about {_shown(self.wait_median_seconds)}"
-            parts.append(f"{half}, the longest {_shown(self.wait_largest_seconds)}")
+            half = f"half of the waits for a batch took at most about {duration(self.wait_median_seconds)}"
+            parts.append(f"{half}, the longest {duration(self.wait_largest_seconds)}")
         if self.first_wait_seconds > 0.5 * self.wait_seconds:
-            parts.append(f"{_shown(self.first_wait_seconds)} of the waiting came before the first batch of a pass")
+            parts.append(f"{duration(self.first_wait_seconds)} of the waiting came before the first batch of a pass")
         return f"the loop waited for data {100 * share:.1f} % of the time ({'; '.join(parts)})."
 
     def _verdict(self) -> str:
@@ -86,7 +86,7 @@ class WatchReport:
         if self.limited is None:
             return (
                 "Too short to judge whether the loader is the limit: "
-                f"that takes {_LEAST_BATCHES} batches and {_shown(_LEAST_SECONDS)}."
+                f"that takes {_LEAST_BATCHES} batches and {duration(_LEAST_SECONDS)}."
             )
         if not self.limited:
             return "The loader is not the limit: what the loop does with the batches is."
@@ -260,18 +260,12 @@ class _Pass(Iterator[Batch]):
 
 def _quantile(waits: list[int], share: float, largest: float) -> float | None:
     left = share * sum(waits)
-    for power, count in enumerate(waits):
-        left -= count
-        if count and left <= 0:
+    for power, number in enumerate(waits):
+        left -= number
+        if number and left <= 0:
             return min(float(2.0 ** (power - 0.5)) * 1e-6, largest)
     return None
 
 
 def _print(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _shown(seconds: float) -> str:
-    if seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:,.1f} s"

@@ -392,7 +392,7 @@ def test_code_1_is_for_what_is_serious(machine: Any, monkeypatch: pytest.MonkeyP
     machine.level(f"{POINT}/pod", {"pids.max": "101\n", "pids.current": "100\n"})
     code, text = invoke(machine, monkeypatch)
     assert code == 1
-    assert "\n  serious   Only 1 more threads" in text
+    assert "\n  serious   Only 1 more thread or process" in text
     assert invoke(machine, monkeypatch, "--json")[0] == 1
 
 

@@ -146,7 +146,7 @@ def test_items_that_are_too_small_to_send_are_not_sent() -> None:
     assert bound is not None
     assert (bound.move, bound.gain, bound.too_small) == ((), 1.0, True)
     said = limit(snapshot).sentence
-    assert "Its items take only 0.0024 ms, too little to send each to a process" in said
+    assert "Its items take only 2 us, too little to send each to a process" in said
     assert "numpy or Arrow" in said
     assert 'executor="process"' not in said
 

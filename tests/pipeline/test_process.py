@@ -702,7 +702,7 @@ def test_an_item_that_kills_again_raises(death: str, make: Make, tmp_path: Path)
 def test_retries_are_counted(make: Make, tmp_path: Path) -> None:
     assert make(DiesOnce(tmp_path, kill, times=3), retries=3).call(np.ones(3))[0] == 3
     (tmp_path / "second").mkdir()
-    with pytest.raises(WorkerDiedError, match=r"SIGKILL.* while it .* runs out\. Memory: .* MiB are available"):
+    with pytest.raises(WorkerDiedError, match=r"SIGKILL.* while it .* runs out\. Memory: .* [MG]iB are available"):
         make(DiesOnce(tmp_path / "second", kill), retries=0).call(np.ones(3))
 
 

@@ -295,9 +295,12 @@ class TestResume:
             if len(items) >= len(wanted):
                 break
         assert items == wanted
-        if items:  # a state saved at the very end goes on with the next epoch
+        if items:  # a state saved at the very end goes on with the next epoch, perhaps after an empty rest of this one
             stepped = Stepped(chain, setup, rng)
             stepped.loader.load_state_dict(json.loads(state))
+            if json.loads(state)["epoch"] == 0:
+                rest = collect(stepped, iter(stepped.loader))
+                assert (rest.items, rest.error) == ([], None)
             same(collect(stepped, iter(stepped.loader)), expected(chain, setup, 1))
             stepped.close()
 

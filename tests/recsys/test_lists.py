@@ -111,8 +111,8 @@ def test_weights_go_with_their_values(rows: list[Any], most: int, keep: Any) -> 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([[1.0], None, [1.0]], "column 'w': row 0 of the block: 1 weights for 2 values"),
-        ([[1.0, 2.0], None, [1.0, 2.0]], "column 'w': row 2 of the block: 2 weights for 1 values"),
+        ([[1.0], None, [1.0]], "column 'w': row 0 of the block: 1 weight for 2 values"),
+        ([[1.0, 2.0], None, [1.0, 2.0]], "column 'w': row 2 of the block: 2 weights for 1 value"),
         ([[1.0, None], None, [1.0]], "column 'w': row 0 of the block: weight None is missing or not finite"),
         ([[1.0, 1.0], [], [float("nan")]], "column 'w': row 2 of the block: weight nan is missing or not finite"),
         ([[1.0, 1e300], [], [1.0]], "column 'w': row 0 of the block: weight 1e+300 is missing or not finite"),

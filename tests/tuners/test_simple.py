@@ -62,7 +62,7 @@ def test_even_divides_the_cpus_remainder_first(snapshot: Snapshot, cpus: int, sp
     allocation = Even().propose(snapshot, Budget(cpus=cpus))
     assert list(allocation.concurrency.values()) == split
     assert allocation.slots == cpus
-    assert allocation.reasons["read"] == f"{cpus} CPUs over 3 stages"
+    assert allocation.reasons["read"] == f"{cpus} CPU{'s' if cpus > 1 else ''} over 3 stages"
 
 
 def test_random_moves_reach_every_kind_of_move(snapshot: Snapshot) -> None:

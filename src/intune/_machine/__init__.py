@@ -10,7 +10,7 @@
     tree      this process and its descendants, and counters over them that never run backwards
     probe     waiting for a CPU, waiting for the interpreter lock
     meters    all of it over one window, as a MachineSnapshot
-    units     sizes as people write them
+    units     sizes and shares as people write them
 
 What cannot be read is None, never 0, and every figure says where it was read.
 """
@@ -50,7 +50,7 @@ from intune._machine.memory import (
 from intune._machine.meters import Meter
 from intune._machine.probe import LockProbe, run_queue_seconds
 from intune._machine.system import Reading, System
-from intune._machine.units import parse_bytes
+from intune._machine.units import parse_bytes, parse_share
 
 __all__ = [
     "CpuReading",
@@ -76,6 +76,7 @@ __all__ = [
     "online_cpus",
     "own_memory",
     "parse_bytes",
+    "parse_share",
     "physical_memory_bytes",
     "process_limit",
     "read_cpus",

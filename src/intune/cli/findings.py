@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from intune._words import count, size
 from intune.cli.facts import CpuFacts, Facts, GpuFacts, LimitFacts, MemoryFacts, SoftwareFacts
 
 Severity = Literal["serious", "warning", "note"]
@@ -171,10 +172,11 @@ def _limits(limits: LimitFacts) -> Iterator[Finding]:
     for task in limits.tasks:
         room = task.limit - (task.used or 0)
         if room < 2 * SAFE_TASKS:
+            more = count(max(0, room), "more thread or process", "more threads or processes")
             yield Finding(
                 "tasks-few",
                 "serious" if room < SAFE_TASKS // 4 else "warning",
-                f"only {max(0, room)} more threads or processes may start ({task.read_from} is {task.limit:,})",
+                f"only {more} may start ({task.read_from} is {task.limit:,})",
                 "raise the limit (docker --pids-limit, ulimit -u), or end what else runs under it",
             )
     if not limits.memfd:
@@ -210,7 +212,7 @@ def _descriptors(limits: LimitFacts) -> Iterator[Finding]:
     yield Finding(
         "descriptors-few",
         "serious" if left < FEW_DESCRIPTORS else "warning",
-        f"{max(0, left):,} more files may be opened, of {most:,}",
+        f"{count(max(0, left), 'more file')} may be opened, of {most:,}",
         action,
     )
 
@@ -254,15 +256,8 @@ def _gpu(gpu: GpuFacts, software: SoftwareFacts) -> Iterator[Finding]:
     )
 
 
-def size(count: int | None) -> str:
-    """Bytes for a person."""
-    if count is None:
-        return "unknown"
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
-
-
-def _cpus(count: float) -> str:
-    return "1 CPU" if count == 1 else f"{round(count, 2):g} CPUs"
+def _cpus(number: float) -> str:
+    return "1 CPU" if number == 1 else f"{round(number, 2):g} CPUs"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from intune._errors import PipelineError
+from intune._words import count
 from intune.cli.endings import clean_endings
 
 _FORMATS: dict[str, Literal["parquet", "tsv"]] = {".parquet": "parquet", ".tsv": "tsv"}
@@ -58,7 +59,7 @@ def generate(
             written = iter([one])
         for new in written:
             best = "" if new.ideal_auc is None else f", best possible AUC {new.ideal_auc:.4f}"
-            typer.echo(f"{new.rows:,} rows, {new.size_bytes:,} bytes{best}: {new.path}")
+            typer.echo(f"{count(new.rows, 'row')}, {count(new.size_bytes, 'byte')}{best}: {new.path}")
 
 
 def progress_lines(

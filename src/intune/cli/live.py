@@ -18,6 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from intune._values import Snapshot, StageSnapshot
+from intune._words import clock as on_a_clock
+from intune._words import gib
 from intune.recsys.progress import Standing, Window
 
 EVERY_SECONDS = 0.5
@@ -147,10 +149,10 @@ class LiveTable:
             f"epoch {_or(epoch, str)}",
             f"rows {_or(rows, number)}{'' if total is None else f' of about {number(total)}'}",
             f"{_or(rate, number)} rows/s",
-            f"left {_or(self._seconds_left(now, rate), _minutes)}",
+            f"left {_or(self._seconds_left(now, rate), on_a_clock)}",
             f"loss {_or(loss, '{:.4f}'.format)}",
             f"waited {_or(waited, _percent)}",
-            f"memory {_or(used, _gib)} of {_or(limit, _gib)} GiB",
+            f"memory {_or(used, gib)} of {_or(limit, gib)} GiB",
         ]
 
     def _seconds_left(self, now: float, rate: float | None) -> float | None:
@@ -209,7 +211,7 @@ class Changes:
         if stage not in self._last:
             return "-"
         when, what = self._last[stage]
-        return f"{_minutes(now - when)} ago, {what}"
+        return f"{on_a_clock(now - when)} ago, {what}"
 
     def latest(self) -> list[str]:
         """The stages to which something happened, the last first."""
@@ -325,17 +327,3 @@ def _short(value: float) -> str:
         if value >= size:
             return f"{value / size:.1f}{unit}" if value < 100 * size else f"{value / size:.0f}{unit}"
     return f"{value:.0f}"
-
-
-def _minutes(seconds: float) -> str:
-    """Seconds as 42 s, 3:20 or 1:03:20."""
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"

@@ -4,8 +4,9 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
+from intune import _words
 from intune.cli.facts import ChoiceFacts, CpuFacts, Facts, GpuFacts, LimitFacts, MemoryFacts, SoftwareFacts
-from intune.cli.findings import Finding, size
+from intune.cli.findings import Finding
 from intune.control.journal import to_plain
 
 COLUMNS = 80
@@ -54,20 +55,20 @@ def _cpu(cpu: CpuFacts) -> Iterator[str]:
 
 def _memory(memory: MemoryFacts) -> Iterator[str]:
     source = memory.read_from
-    yield from _row("physical", size(memory.physical_bytes), source["physical_bytes"])
-    yield from _row("available", size(memory.available_bytes), source["available_bytes"])
+    yield from _row("physical", _words.size(memory.physical_bytes), source["physical_bytes"])
+    yield from _row("available", _words.size(memory.available_bytes), source["available_bytes"])
     for limit in memory.limits:
-        used = f"{size(limit.limit_bytes)}, in use {size(limit.used_bytes)}"
+        used = f"{_words.size(limit.limit_bytes)}, in use {_words.size(limit.used_bytes)}"
         yield from _row("limit", used, f"{limit.read_from}; {limit.used_from}")
     if not memory.limits:
         yield from _row("limit", "unknown", source["limit_bytes"])
-    yield from _row("this process", size(memory.own_bytes), source["own_bytes"])
-    yield from _row("others", size(memory.others_bytes), source["others_bytes"])
-    yield from _row("room left", size(memory.room_bytes), source["room_bytes"])
+    yield from _row("this process", _words.size(memory.own_bytes), source["own_bytes"])
+    yield from _row("others", _words.size(memory.others_bytes), source["others_bytes"])
+    yield from _row("room left", _words.size(memory.room_bytes), source["room_bytes"])
     if memory.swap_bytes == 0:
         yield from _row("swap", "none")
     else:
-        yield from _row("swap", f"{size(memory.swap_bytes)}, in use {size(memory.swap_used_bytes)}")
+        yield from _row("swap", f"{_words.size(memory.swap_bytes)}, in use {_words.size(memory.swap_used_bytes)}")
 
 
 def _limits(limits: LimitFacts) -> Iterator[str]:
@@ -83,7 +84,7 @@ def _limits(limits: LimitFacts) -> Iterator[str]:
     if limits.shm_bytes is None:
         yield from _row("/dev/shm", "none")
     else:
-        yield from _row("/dev/shm", f"{size(limits.shm_bytes)}, free {size(limits.shm_free_bytes)}")
+        yield from _row("/dev/shm", f"{_words.size(limits.shm_bytes)}, free {_words.size(limits.shm_free_bytes)}")
     yield from _row("memfd", "works" if limits.memfd else "does not work")
 
 
@@ -105,8 +106,8 @@ def _choices(choices: ChoiceFacts) -> Iterator[str]:
         "slots": str(choices.slots),
         "max_threads": str(choices.max_threads),
         "max_processes": str(choices.max_processes),
-        "memory": "no limit" if choices.memory_bytes is None else size(choices.memory_bytes),
-        "in flight": "no limit" if choices.in_flight_bytes is None else size(choices.in_flight_bytes),
+        "memory": _words.size(choices.memory_bytes, "no limit"),
+        "in flight": _words.size(choices.in_flight_bytes, "no limit"),
         "Arrow allocator": choices.arrow_allocator,
     }
     for name, value in rows.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 from intune._errors import AllocationError
 from intune._values import Allocation, Budget, Event, Snapshot, StageInfo, StageSnapshot
+from intune._words import count
 
 
 def open_allocation(stages: Iterable[StageInfo], slots: int) -> Allocation:
@@ -65,7 +66,7 @@ def clamp(proposal: Allocation, snapshot: Snapshot, budget: Budget) -> tuple[All
     slots = max(1, min(proposal.slots, budget.cpus, budget.max_threads - len(waiting)))
     events = []
     if slots < proposal.slots:
-        why = f"the budget has {budget.cpus} CPUs and {budget.max_threads} threads"
+        why = f"the budget has {count(budget.cpus, 'CPU')} and {count(budget.max_threads, 'thread')}"
         events.append(Event("clamped", None, f"slots lowered from {proposal.slots} to {slots}: {why}"))
     wanted = {stage.name: _own_limit(stage.info, proposal.concurrency[stage.name], budget) for stage in stages}
     wanted |= _within_threads(waiting, wanted, budget.max_threads - slots)
@@ -157,8 +158,9 @@ def _why(stage: StageSnapshot, before: int | None, after: int | None, budget: Bu
     if before is not None and most is not None and after == most:
         return f"the stage's max_concurrency is {most}"
     if stage.info.executor == "process":
-        return f"the budget has {budget.max_processes} processes, those that are still ending included"
-    return f"the budget has {budget.max_threads} threads"
+        processes = count(budget.max_processes, "process", "processes")
+        return f"the budget has {processes}, those that are still ending included"
+    return f"the budget has {count(budget.max_threads, 'thread')}"
 
 
 def _said(value: int | None) -> str:

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 
 from intune._clock import Clock
 from intune._values import Event
+from intune._words import size
 
 _log = logging.getLogger(__name__)
 
@@ -237,18 +238,15 @@ class BrakeThread:
                 self._workload.hold_back(None)
                 return
 
-    def _apply(self, size: int | None) -> None:
+    def _apply(self, most: int | None) -> None:
         applied = self._applied
-        if size is not None and applied is not None and applied and size:
-            if abs(size - applied) < LEAST_CHANGE * applied:
-                return
-        elif size == applied:
+        if most == applied or (most and applied and abs(most - applied) < LEAST_CHANGE * applied):
             return
-        self._applied = size
-        self._workload.hold_back(size)
+        self._applied = most
+        self._workload.hold_back(most)
 
     def _say(self, now: float, limit: int, memory: int, held: int) -> None:
-        used = f"{memory / 2**20:,.0f} of {limit / 2**20:,.0f} MiB are used, {held / 2**20:,.0f} by items in flight"
+        used = f"{size(memory)} of {size(limit)} are used, {size(held)} of that by items in flight"
         if self.brake.holding:
             self._held_since = now
             self._tell(Event("braked", None, f"nothing new is admitted: {used}"))

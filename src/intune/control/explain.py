@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from intune._values import CAUSES, Cause, Snapshot, StageSnapshot
+from intune._words import count, duration, size
 from intune.control.lock import (
     FREE_SECONDS,
     HELD_SECONDS,
@@ -75,7 +76,7 @@ def limit(snapshot: Snapshot) -> Limit:
             "trainer",
             None,
             f"The trainer is the limit: it waited for data {_share(consumer.wait_share)} of the time, "
-            f"and {_count(consumer.ready, 'batch', 'batches')} lay ready.",
+            f"and {count(consumer.ready, 'batch', 'batches')} lay ready.",
         )
     for stage in snapshot.stages:
         if stage.concurrency == 0:
@@ -204,8 +205,8 @@ def _slow_item(snapshot: Snapshot, stage: StageSnapshot, cause: Cause) -> Limit 
     return Limit(
         "order",
         slow.name,
-        f"{sentence}; the slowest are in stage {slow.name}: {_time(slow.wall_seconds_p99)} (99th percentile) "
-        f"against {_time(slow.wall_seconds_p50)} (median).",
+        f"{sentence}; the slowest are in stage {slow.name}: {duration(slow.wall_seconds_p99)} (99th percentile) "
+        f"against {duration(slow.wall_seconds_p50)} (median).",
     )
 
 
@@ -286,29 +287,29 @@ def _lock_sentence(bound: LockBound) -> str:
     said = (
         "The interpreter lock is the limit: Python code runs in one thread at a time, so the stages on threads get "
         f"{bound.threads_cpus:.1f} of {bound.cpus} CPUs; {_share(bound.share)} of that is stage {bound.stage.name} "
-        f"(a thread waits {_time(bound.wait_seconds)} for the lock, some {_time(FREE_SECONDS)} where it is free)."
+        f"(a thread waits {duration(bound.wait_seconds)} for the lock, some {duration(FREE_SECONDS)} where it is free)."
     )
     if bound.move:
         stages = f"stage{'s' if len(bound.move) > 1 else ''} {' and '.join(bound.move)}"
         return f'{said} For the next run, executor="process" on {stages} makes it up to {bound.gain:.1f} times as fast.'
-    small = f"Its items take only {_time(bound.stage.cpu_seconds_mean)}, too little to send each to a process. "
+    small = f"Its items take only {duration(bound.stage.cpu_seconds_mean)}, too little to send each to a process. "
     return f"{said} {small if bound.too_small else ''}Work on whole columns in numpy or Arrow needs the lock less."
 
 
 def _cpu_figures(snapshot: Snapshot) -> str:
     machine, slots, seconds = snapshot.machine, snapshot.allocation.slots, snapshot.window_seconds
-    parts = [f"{_count(slots, 'slot', 'slots')} of {_count(machine.cpus, 'CPU', 'CPUs')}"]
+    parts = [f"{count(slots, 'slot')} of {count(machine.cpus, 'CPU')}"]
     if machine.cpu_seconds_used is not None and seconds > 0:
         parts.append(f"{machine.cpu_seconds_used / seconds:.1f} CPUs used")
         if machine.cpu_seconds_all is not None and machine.cpu_seconds_all > 1.2 * machine.cpu_seconds_used:
             parts.append(f"{(machine.cpu_seconds_all - machine.cpu_seconds_used) / seconds:.1f} by other programs")
     if machine.throttled_seconds:
-        parts.append(f"held back by the CPU quota for {_time(machine.throttled_seconds)}")
+        parts.append(f"held back by the CPU quota for {duration(machine.throttled_seconds)}")
     return f" ({', '.join(parts)})"
 
 
 def _memory_sentence(snapshot: Snapshot, stage: StageSnapshot) -> str:
-    held = f"items in flight hold {_size(snapshot.in_flight_bytes)} of {_size(snapshot.in_flight_bytes_limit)}"
+    held = f"items in flight hold {size(snapshot.in_flight_bytes)} of {size(snapshot.in_flight_bytes_limit)}"
     waited = f"stage {stage.name} waited {_share(stage.wait_share['memory'])} of the time for bytes to become free"
     return f"Memory is the limit: {waited}; {held}."
 
@@ -321,13 +322,13 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         yield f"Stage {stage.name}: {'; '.join(_stage_figures(stage, seconds))}."
     machine = snapshot.machine
     yield (
-        f"Memory: {_size(machine.memory_bytes)} of {_size(machine.memory_limit_bytes)}; "
-        f"{_count(snapshot.in_flight_items, 'item', 'items')} in flight with {_size(snapshot.in_flight_bytes)} "
-        f"of {_size(snapshot.in_flight_bytes_limit)}."
+        f"Memory: {size(machine.memory_bytes)} of {size(machine.memory_limit_bytes)}; "
+        f"{count(snapshot.in_flight_items, 'item')} in flight with {size(snapshot.in_flight_bytes)} "
+        f"of {size(snapshot.in_flight_bytes_limit)}."
     )
     if (wait := machine.lock_wait_seconds or 0.0) >= IN_USE_SECONDS and lock_bound(snapshot) is None:
         held = "much of the time" if wait >= HELD_SECONDS else "part of the time"
-        yield f"Interpreter lock: Python code holds it {held}; a thread waits {_time(wait)} for it."
+        yield f"Interpreter lock: Python code holds it {held}; a thread waits {duration(wait)} for it."
     for event in snapshot.events:
         yield f"Event: {event.kind}{f' at stage {event.stage}' if event.stage else ''}: {event.detail}"
 
@@ -335,34 +336,20 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
 def _stage_figures(stage: StageSnapshot, seconds: float) -> Iterator[str]:
     yield "concurrency open" if stage.concurrency is None else f"concurrency {stage.concurrency}"
     if stage.processes_live is not None:
-        yield _count(stage.processes_live, "process", "processes")
+        yield count(stage.processes_live, "process", "processes")
     if seconds > 0:
         yield f"{stage.items_out / seconds:.3g} items/s"
     if stage.wall_seconds_mean is not None:
-        cpu = "" if stage.cpu_seconds_mean is None else f" ({_time(stage.cpu_seconds_mean)} CPU)"
-        yield f"{_time(stage.wall_seconds_mean)} an item{cpu}"
+        cpu = "" if stage.cpu_seconds_mean is None else f" ({duration(stage.cpu_seconds_mean)} CPU)"
+        yield f"{duration(stage.wall_seconds_mean)} an item{cpu}"
     waits = [f"{cause} {_share(share)}" for cause in CAUSES if (share := stage.wait_share.get(cause, 0.0)) >= 0.005]
     if waits:
         yield f"lacked {', '.join(waits)} of the time"
 
 
 def _seconds_an_item(stage: StageSnapshot) -> str:
-    return "" if stage.wall_seconds_mean is None else f" ({_time(stage.wall_seconds_mean)} an item)"
+    return "" if stage.wall_seconds_mean is None else f" ({duration(stage.wall_seconds_mean)} an item)"
 
 
 def _share(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "an unknown time"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _size(size: int | None) -> str:
-    return "an unknown amount" if size is None else f"{size / 2**20:,.0f} MiB"

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from intune._values import Allocation, Budget, Event, Snapshot, StageSnapshot
+from intune._words import size
 from intune.control.allocation import clamp, processes_held, processes_when_open
 
 USABLE = 0.9
@@ -57,8 +58,8 @@ class Guard:
         most = in_flight_limit(limit, rest)
         asked = allocation.in_flight_bytes
         if asked is not None and asked > most:
-            detail = f"in_flight_bytes lowered from {_mib(asked)} to {_mib(most)}: the limit for everything is "
-            events.append(Event("vetoed", None, f"{detail}{_mib(limit)}, the rest needs {_mib(rest)}"))
+            detail = f"in_flight_bytes lowered from {size(asked)} to {size(most)}: the limit for everything is "
+            events.append(Event("vetoed", None, f"{detail}{size(limit)}, the rest needs {size(rest)}"))
         return replace(allocation, in_flight_bytes=most if asked is None else min(asked, most)), events
 
 
@@ -105,8 +106,8 @@ def _veto_processes(
             least = 0 if stage.concurrency == 0 else 1
             now = max(least, target - (added - granted))
             detail = (
-                f"{now} processes instead of {target}: {added} more of {_mib(resident)} each do not fit "
-                f"into a limit of {_mib(limit)}, of which {_mib(rest)} are needed otherwise"
+                f"{now} processes instead of {target}: {added} more of {size(resident)} each do not fit "
+                f"into a limit of {size(limit)}, of which {size(rest)} are needed otherwise"
             )
             concurrency[stage.name] = now
             reasons[stage.name] = detail
@@ -128,10 +129,10 @@ def _cut_processes(
     if not held:
         return allocation, []
     name = max(held, key=lambda each: held[each][0])
-    size, live = held[name]
+    total, live = held[name]
     detail = (
-        f"{live - 1} processes instead of {live}: they hold {_mib(size)}, and all but items in flight "
-        f"{_mib(rest)} of {_mib(limit)}"
+        f"{live - 1} processes instead of {live}: they hold {size(total)}, and all but items in flight "
+        f"{size(rest)} of {size(limit)}"
     )
     wanted = allocation.concurrency[name]
     if wanted is not None and wanted < live:
@@ -156,7 +157,3 @@ def _growing(stages: Sequence[StageSnapshot], allocation: Allocation) -> list[tu
         if added > 0 and stage.process_resident_bytes:
             found.append((stage, target, added, stage.process_resident_bytes))
     return found
-
-
-def _mib(size: int | None) -> str:
-    return "an unknown amount" if size is None else f"{size / 2**20:,.0f} MiB"

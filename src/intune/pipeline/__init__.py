@@ -8,4 +8,5 @@ segment, nodes, samples, drawing, run   one epoch: order, admission, picking
 scheduler, stage        slots, threads, limits of a stage
 process, handle, worker, transport, arena, errors, culprit   worker processes
 engine, loader, state   what control and users see
+mixing, oversize        what is said of files that do not suit the pipeline
 """

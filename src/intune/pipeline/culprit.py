@@ -1,23 +1,35 @@
 """Which part of a function cannot go to another process."""
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 _DEPTH = 5
+_ELEMENTS = 1000
 
 
-def why_unpicklable(value: Any, dumps: Callable[[Any], bytes]) -> str:
-    """Name the innermost part that cannot be pickled: "function 'clean', variable 'lock' (a lock)"."""
-    path, part = [_named(value)], value
+def why_unpicklable(value: Any, dumps: Callable[[Any], bytes], role: str = "") -> str:
+    """Name the innermost part that cannot be pickled: "function 'clean', variable 'lock' (a lock)".
+
+    Args:
+        value: What could not be pickled.
+        dumps: Pickles it.
+        role: What it is to the user, "the dataset": "the dataset (a Clicks), attribute 'lock' (a lock)".
+    """
+    path, part = [_with_type(role, value) if role else _named(value)], value
     for _ in range(_DEPTH):
         found = next(((name, inner) for name, inner in _parts(part) if not _works(inner, dumps)), None)
         if found is None:
             break
         name, part = found
-        path.append(f"{name} (a {type(part).__qualname__})")
+        path.append(_with_type(name, part))
     return ", ".join(path)
+
+
+def _with_type(name: str, value: Any) -> str:
+    return f"{name} (a {type(value).__qualname__})"
 
 
 def _named(value: Any) -> str:
@@ -38,8 +50,22 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for name in value.__code__.co_names:
             if name in value.__globals__:
                 yield f"global {name!r}", value.__globals__[name]
+    elif isinstance(value, list | tuple):
+        yield from ((f"element {number}", inner) for number, inner in enumerate(value[:_ELEMENTS]))
+    elif isinstance(value, dict):
+        yield from ((f"entry {key!r}", inner) for key, inner in itertools.islice(value.items(), _ELEMENTS))
     elif not isinstance(value, type):
-        yield from ((f"attribute {name!r}", inner) for name, inner in getattr(value, "__dict__", {}).items())
+        yield from ((f"attribute {name!r}", inner) for name, inner in _state(value).items())
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """Attributes that would be pickled: an object may leave some of them out."""
+    try:
+        state = value.__getstate__()
+    except Exception:
+        return {}
+    parts = state if isinstance(state, tuple) else (state,)  # attributes, or those and what is in slots
+    return {name: inner for part in parts if isinstance(part, dict) for name, inner in part.items()}
 
 
 def _works(value: Any, dumps: Callable[[Any], bytes]) -> bool:

@@ -256,11 +256,6 @@ class Engine:
                 "ask between two batches"
             )
 
-    def rest_is_empty(self, run: EpochRun) -> bool:
-        """Whether a run has nothing to deliver; waits until that is known."""
-        self._await(run)
-        return run.delivery.ended and not run.delivery.ready
-
     def _await(self, run: EpochRun) -> None:
         """Wait, without the lock, until there is something for the consumer; an interrupt leaves nothing behind."""
         self.consumer.enter(self._clock.wall())

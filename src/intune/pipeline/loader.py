@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 from intune._errors import LoaderError
 from intune._values import Snapshot
+from intune._words import count
 from intune.pipeline.engine import Engine, totals
 from intune.pipeline.item import Item
 from intune.pipeline.mixing import describe_mixing
+from intune.pipeline.oversize import describe_oversize
 from intune.pipeline.run import EpochRun, Position, count_rows
 from intune.pipeline.source import BlockSource, IndexedSource, SequentialSource
 from intune.pipeline.state import identity, make_state, read_state
@@ -61,12 +63,15 @@ class Loader:
         self._engine, self._control = engine, control
         self._next_epoch = 0
         self._start: Position | None = None
-        self._live: weakref.ref[LoaderIterator] | None = None
+        self._begun: _Begun | None = None
         self._newest: weakref.ref[LoaderIterator] | None = None
         self._pid = os.getpid()
         self._first_asked: float | None = None
         self._identity: dict[str, Any] | None = None
         self._finalizer = weakref.finalize(self, _finish, engine, control, self._pid)
+        self._oversize = describe_oversize(engine.pipeline, engine.allocation.in_flight_bytes)
+        if self._oversize:
+            logging.getLogger("intune").warning("%s", self._oversize)
 
     def __iter__(self) -> "LoaderIterator":
         """A new iterator; its epoch is fixed by its first `next`."""
@@ -100,24 +105,24 @@ class Loader:
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
             raise ValueError(f"an epoch is an int >= 0, got {epoch!r}")
         self._next_epoch, self._start = epoch, None
+        self._forget_left()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop stands, as small JSON: what follows is what it has not been given yet.
+
+        An iteration that was left before its end, by `break`, an interrupt or an error, stands behind the last batch
+        that it gave, until the next one begins or `set_epoch` or `load_state_dict` says otherwise.
 
         Raises:
             LoaderError: If ordered=False was chosen.
         """
         self._check_alive()
+        self._engine.check_not_within()
         if not self._engine.options.ordered:
             raise LoaderError(
                 "ordered=False gives items as they come, so there is no position to save: use ordered=True"
             )
-        iterator = self._live() if self._live is not None else None
-        if iterator is not None and iterator.run is not None:
-            with self._engine.scheduler.lock:
-                epoch, position = iterator.position()
-        else:
-            epoch, position = self._next_epoch, self._start or Position()
+        epoch, position = self._left() or (self._next_epoch, self._start or Position())
         return make_state(self._known(), epoch, position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,6 +137,7 @@ class Loader:
         levels = sum(stage.kind in ("shuffle", "batch") for stage in self._engine.pipeline.stages)
         epoch, position = read_state(state, self._known(), levels)
         self._next_epoch, self._start = epoch, position
+        self._forget_left()
 
     def stats(self) -> Stats:
         """Lifetime figures, and the last window."""
@@ -156,12 +162,13 @@ class Loader:
         """The chain, and how far it came, in one line; takes no lock."""
         consumer, engine = self._engine.consumer, self._engine
         at = "closed" if engine.closed else f"next epoch {self._next_epoch}"
-        return f"<Loader of {engine.pipeline!r}: {consumer.items:,} batches, {consumer.rows:,} rows, {at}>"
+        given = f"{count(consumer.items, 'batch', 'batches')}, {count(consumer.rows, 'row')}"
+        return f"<Loader of {engine.pipeline!r}: {given}, {at}>"
 
     def explain(self) -> str:
-        """What limits the run now, and what would help, in sentences; and how well a shuffle mixes the files."""
-        mixing = describe_mixing(self._engine.pipeline)
-        return "\n".join([self._control.explain(), *([mixing] if mixing else [])])
+        """What limits the run now, and what would help; how well a shuffle mixes the files; what is too large."""
+        others = describe_mixing(self._engine.pipeline), self._oversize
+        return "\n".join([self._control.explain(), *(each for each in others if each)])
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -185,17 +192,34 @@ class Loader:
 
     # --- for the iterator
 
-    def _begin(self, iterator: "LoaderIterator") -> tuple[EpochRun, int]:
+    def _begin(self, iterator: "LoaderIterator") -> None:
         self._check_alive()
         self._check_no_other(iterator)
         epoch, start = self._next_epoch, self._start or Position()
-        self._next_epoch, self._start = epoch + 1, None
         if self._first_asked is None:
             self._first_asked = self._engine.context.clock.wall()
         self._control.start()
         run = self._engine.begin(epoch, start)
-        self._live = weakref.ref(iterator)
-        return run, epoch
+        # No call from here on: an interrupt, which comes with one, finds all of this done or nothing.
+        iterator.run, iterator.epoch, self._begun = run, epoch, iterator.begun_as
+        self._next_epoch, self._start = epoch + 1, None
+
+    def _left(self) -> tuple[int, Position] | None:
+        """Epoch and position of the iteration begun last, if it is live or was left before its end."""
+        begun = self._begun
+        if begun is None:
+            return None
+        iterator = begun.iterator()
+        if iterator is None:
+            return begun.left
+        with self._engine.scheduler.lock:
+            return iterator.place()
+
+    def _forget_left(self) -> None:
+        """Where the last iteration was left does not count any more, unless it is live."""
+        iterator = self._begun.iterator() if self._begun is not None else None
+        if iterator is None or not iterator.alive:
+            self._begun = None
 
     def _check_alive(self) -> None:
         if os.getpid() != self._pid:
@@ -207,7 +231,7 @@ class Loader:
             raise LoaderError("the loader is closed: make a new one with Pipeline.loader()")
 
     def _check_no_other(self, iterator: "LoaderIterator | None") -> None:
-        other = self._live() if self._live is not None else None
+        other = self._begun.iterator() if self._begun is not None else None
         if other is not None and other is not iterator and other.alive:
             raise LoaderError("another iterator of this loader is live: end or drop it first, or make a second loader")
 
@@ -241,6 +265,14 @@ class Loader:
         return self._identity
 
 
+class _Begun:
+    """An iterator that was begun, and what is to be known of it once it has been dropped."""
+
+    def __init__(self, iterator: "LoaderIterator") -> None:
+        self.iterator = weakref.ref(iterator)
+        self.left: tuple[int, Position] | None = None
+
+
 class LoaderIterator(Iterator[Any]):
     """One epoch, or the rest of one; made by `iter(loader)`."""
 
@@ -250,10 +282,11 @@ class LoaderIterator(Iterator[Any]):
         self._samples: list[Any] | None = None
         self._taken = 0
         self._item: Item | None = None
-        self._ended = False
+        self._ended = self._complete = self._asking = False
         self._in_use = threading.Lock()
         self.run: EpochRun | None = None
         self.epoch: int | None = None
+        self.begun_as = _Begun(self)
 
     @property
     def begun(self) -> bool:
@@ -273,72 +306,76 @@ class LoaderIterator(Iterator[Any]):
             LoaderError: If another thread is inside `next` of this iterator.
             BaseException: What a function raised, with notes that say where.
         """
-        if not self._in_use.acquire(blocking=False):
-            raise LoaderError(
-                "another thread is inside next() of this iterator: take batches in one thread and hand them on, "
-                "or give each thread a loader of its own"
-            )
-        try:
-            samples = self._samples
-            if samples is not None and self._taken < len(samples):
-                sample = samples[self._taken]
-                self._taken += 1
-                return sample
-            return self._next_item()
-        finally:
-            self._in_use.release()
-
-    def _next_item(self) -> Any:
         if self._ended:
             raise StopIteration
-        self._loader._check_alive()
+        in_use = False
         try:
-            if self.run is None:
-                self.run, self.epoch = self._loader._begin(self)
-                if self.run.start != Position():
-                    self._skip_empty_rest()
-            if self._item is not None and self._item.failure is not None:
-                self._raise(self._item)
-            item = self._engine.next_item(self.run)
-            while item is not None and not item.rows:
-                self._take(item)
-                self._raise(item)
-            if item is None:
-                self._finish()
-                self._loader._check_alive()
-                raise StopIteration
-            self._take(item)
+            in_use = not self._in_use.acquire(blocking=False)
+            if in_use:
+                raise LoaderError(
+                    "another thread is inside next() of this iterator: take batches in one thread and hand them on, "
+                    "or give each thread a loader of its own"
+                )
+            samples = self._samples
+            within = samples is not None and self._taken < len(samples)
+            value = samples[self._taken] if samples is not None and within else self._next_item()
+            self._in_use.release()
         except BaseException:
-            self._finish()
+            if not in_use:
+                self._finish()  # whoever asks again is told of the end; so it does not matter who holds the lock
             raise
-        if item.keys is None:
-            self._taken = 1
-            payload, item.payload = item.payload, None
-            return payload
-        self._samples, item.payload = item.payload, None
-        self._taken = 1
-        assert self._samples is not None
-        return self._samples[0]
+        # No call from here on: an interrupt, which comes with one, finds the batch given and counted, or neither.
+        self._taken += 1
+        return value
 
-    def position(self) -> tuple[int, Position]:
-        """Epoch and position of what follows; the lock is held."""
+    def _next_item(self) -> Any:
+        """The next item, or its first sample; not counted as taken yet."""
+        self._loader._check_alive()
+        if self.run is None:
+            self._loader._begin(self)
         assert self.run is not None
-        assert self.epoch is not None
-        whole = self._item is None or (self._taken >= self._item.count and self._item.failure is None)
-        if self._ended or (whole and self.run.delivery.ended and not self.run.delivery.ready):
-            return self._loader._next_epoch, self._loader._start or Position()
-        return self.epoch, self.run.position(self._taken)
+        if self._item is not None and self._item.failure is not None:
+            self._raise(self._item)
+        self._asking = True
+        item = self._engine.next_item(self.run)
+        if item is None:
+            self._loader._check_alive()
+            self._asking = False
+            raise StopIteration
+        self._take(item)
+        if not item.rows:
+            self._raise(item)
+        payload, item.payload = item.payload, None
+        if item.keys is None:
+            return payload
+        self._samples = payload
+        return payload[0]
 
     def _take(self, item: Item) -> None:
-        self._item, self._samples, self._taken = item, None, 0
+        self._samples, self._taken = None, 0
+        self._item, self._asking = item, False
 
-    def _skip_empty_rest(self) -> None:
-        """A state saved at the very end of an epoch goes on with the next one."""
-        assert self.run is not None
-        if self._engine.rest_is_empty(self.run):
-            self._engine.end(self.run)
-            self.run = None
-            self.run, self.epoch = self._loader._begin(self)
+    def place(self) -> tuple[int, Position] | None:
+        """Epoch and position behind what was given; None = the epoch has not begun, or all of it was given.
+
+        The lock is held, or nobody else has this iterator.
+        """
+        run = self.run
+        if run is None or (self._complete if self._ended else self._gave_all(run)):
+            return None
+        assert self.epoch is not None
+        return self.epoch, run.position(self._taken if self._has_last(run) else 0)
+
+    def _has_last(self, run: EpochRun) -> bool:
+        """Whether the last item taken from the run has arrived here; an interrupt may have lost it on its way."""
+        item = self._item
+        return run.root == (None if item is None else (item.position, item.before))
+
+    def _gave_all(self, run: EpochRun) -> bool:
+        item = self._item
+        if self._asking or (item is not None and (self._taken < item.count or item.failure is not None)):
+            return False  # an item may be on its way to here, or is not wholly given
+        return run.delivery.ended and not run.delivery.ready
 
     def _raise(self, item: Item) -> None:
         failure = item.failure
@@ -352,16 +389,22 @@ class LoaderIterator(Iterator[Any]):
         raise error
 
     def _finish(self) -> None:
-        if not self._ended:
+        if not self._ended and self.run is not None:
+            self._complete = self._gave_all(self.run)
             self._ended = True
-            if self.run is not None:
-                self._engine.end(self.run)
+            self._engine.end(self.run)
+        self._ended = True
 
     def __del__(self) -> None:
-        """A dropped iterator frees what it had begun."""
+        """A dropped iterator frees what it had begun; where it was left is kept."""
         run = getattr(self, "run", None)
-        if run is not None and not self._ended:
-            self._engine.end(run)
+        if run is None:
+            return
+        try:
+            self.begun_as.left = self.place()
+        finally:
+            if not self._ended:
+                self._engine.end(run)
 
 
 def _finish(engine: Engine, control: Control, pid: int) -> None:
@@ -373,7 +416,9 @@ def _finish(engine: Engine, control: Control, pid: int) -> None:
         # Collected inside one of our own threads, which may hold the lock: another thread has to do it.
         threading.Thread(target=_finish, args=(engine, control, pid), name="intune-close", daemon=True).start()
         return
-    control.stop()
-    stuck = engine.close()
+    try:
+        control.stop()
+    finally:
+        stuck = engine.close()
     if stuck:
         logging.getLogger("intune").warning("left behind, still inside a function that does not return: %s", stuck)

@@ -1,5 +1,6 @@
 """How well a shuffle mixes what lies sorted in the files."""
 
+from intune._words import count
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.source import BlockSource
 
@@ -22,7 +23,7 @@ def units_a_window(pipeline: Pipeline) -> tuple[float, int] | None:
     if rows is None or not sum(rows) or "flat_map" in kinds[:first]:
         return None
     window: int = pipeline.stages[first].options["rows"]
-    units = sum(1 for count in rows if count)
+    units = sum(1 for each in rows if each)
     return min(units, window * units / sum(rows)), units
 
 
@@ -32,7 +33,7 @@ def describe_mixing(pipeline: Pipeline) -> str | None:
     if found is None:
         return None
     mixed, units = found
-    text = f"Shuffle: a window mixes rows of about {mixed:.1f} of {units:,} units of the source."
+    text = f"Shuffle: a window mixes rows of about {mixed:.1f} of {count(units, 'unit')} of the source."
     if mixed >= min(ENOUGH, units):
         return text
     return (

@@ -12,16 +12,19 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
 
 from intune._clock import SystemClock
 from intune._errors import AllocationError, LoaderError, PipelineError, StageError, WorkerDiedError
+from intune._words import count, size
 from intune.pipeline import transport
 from intune.pipeline.arena import Arena
 from intune.pipeline.culprit import why_unpicklable
 from intune.pipeline.handle import Gone, Worker
+from intune.pipeline.stage import RemoteCall
 
 _IDLE_SECONDS = 1.0  # memory that nobody used for so long is given back
 _LEAVE_SECONDS = 10.0  # a worker that is no longer wanted may take so long to close what it has
@@ -399,28 +402,29 @@ class ProcessPool:
     def _memory_figures(self) -> str:
         system, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
         each = self.resident_bytes()
-        workers = "no other worker lives" if each is None else f"{len(self.pids())} live workers hold {_mib(each)} each"
+        others = count(len(self.pids()), "live worker")
+        workers = "no other worker lives" if each is None else f"{others} with {size(each)} each"
         return (
-            f"{_mib(system.available)} of {_mib(system.total)} are available; this process holds {_mib(own)}, "
-            f"{workers}, {_mib(self.bytes_held)} are shared with them"
+            f"{size(system.available)} of {size(system.total)} are available; this process holds {size(own)}, "
+            f"{workers}, {size(self.bytes_held)} are shared with them"
         )
 
 
 _HINT = "SIGKILL is how the system ends a process when memory runs out. "
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
-
-
 def _pickled(stage: str, target: Callable[..., Any]) -> bytes:
     try:
         return transport.dumps(target)
     except Exception as error:
+        function = target.call.function if isinstance(target, RemoteCall) else target
+        role, advice = "", "Make it inside the function, or in the constructor of a class given in its place,"
+        if isinstance(target, RemoteCall) and target.call.kind == "get" and isinstance(function, partial):
+            (function,) = function.args
+            role, advice = "the dataset", "Open it at the first __getitem__, or leave it out in __getstate__,"
         raise PipelineError(
-            f"stage {stage!r}: {why_unpicklable(target, transport.dumps)} cannot be sent to a worker process "
-            f"({type(error).__name__}: {error}). Make it inside the function, or in the constructor of a class given "
-            'in its place, or use executor="thread"'
+            f"stage {stage!r}: {why_unpicklable(function, transport.dumps, role)} cannot be sent to a worker process "
+            f'({type(error).__name__}: {error}). {advice} or use executor="thread"'
         ) from error
 
 

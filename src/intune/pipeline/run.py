@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from intune._errors import MemoryLimitError
+from intune._words import size
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline, Stage
 from intune.pipeline.drawing import FlatMapNode, OrderNode, UnitNode
@@ -136,7 +137,7 @@ class EpochRun:
         self.nodes: list[Node] = []
         self._wire()
         self._deepest = list(reversed(self.nodes))
-        self._root: tuple[int, int] | None = None
+        self.root: tuple[int, int] | None = None
         self._whole: int | None = None
 
     # --- the scheduler's side
@@ -202,17 +203,18 @@ class EpochRun:
 
     def take(self) -> Item:
         """The next item for the consumer; there is one. Its bytes are not ours any more."""
-        item = self.delivery.ready.popleft()
+        item = self.delivery.ready[0]
+        # Noted before it leaves the queue: an interrupt in between finds it there.
+        self.root, self._whole = (item.position, item.before), item.count if item.failure is None else None
+        self.delivery.ready.popleft()
         self.context.ledger.release(item.charge)
-        self._root = (item.position, item.before)
-        self._whole = item.count if item.failure is None else None
         return item
 
     def position(self, taken: int) -> Position:
         """Where a run would begin that goes on after `taken` items (samples) of the last item taken."""
-        if self._root is None:
+        if self.root is None:
             return self.start
-        root, before = self._root
+        root, before = self.root
         drop = before + taken
         if self.sequences and self.segments[-1].depth == 1 and taken == self._whole:
             root, drop = root + 1, 0  # one root, one item: this one is behind us
@@ -348,7 +350,7 @@ class EpochRun:
         fits = int(0.9 * budget / (2 * per_row))  # not each row is as large as these
         error = MemoryLimitError(
             f"shuffle(rows={sequence.sequencer.size}) holds two windows of {per_row:.0f} bytes a row, "
-            f"{need / 2**20:.0f} MiB, but {budget / 2**20:.0f} MiB may be in flight: at most rows={fits} fit; "
+            f"{size(int(need))}, but {size(budget)} may be in flight: at most rows={fits} fit; "
             "lower rows or raise memory="
         )
         return Failure(error, (window.number,))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from intune._values import Snapshot
+from intune._words import count
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class StageTotals:
     def __str__(self) -> str:
         """The figures in one line; the rate is that of one worker that never waits."""
         rate = _per_second(self.rows, self.wall_seconds)
-        line = f"{self.items:,} items, {self.wall_seconds:,.1f} s of work, {rate} rows/s of work"
+        line = f"{count(self.items, 'item')}, {self.wall_seconds:,.1f} s of work, {rate} rows/s of work"
         return f"{line}, {self.skipped:,} left out" if self.skipped else line
 
 
@@ -58,7 +59,8 @@ class Stats:
         rate = _per_second(self.rows, self.seconds)
         waited = f"{self.wait_seconds / self.seconds:.0%}" if self.seconds > 0 else "unknown"
         lines = [
-            f"{self.batches:,} batches, {self.rows:,} rows in {self.seconds:,.1f} s ({rate} rows/s), waited {waited}",
+            f"{count(self.batches, 'batch', 'batches')}, {count(self.rows, 'row')} "
+            f"in {self.seconds:,.1f} s ({rate} rows/s), waited {waited}",
             *(f"  {name:<{self._width}}  {stage}" for name, stage in self.stages.items()),
         ]
         if self.skipped:

@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intune._words import count
+
 _NO_NUMBERS = "OUSMmV"
 """Kinds of arrays that are no numbers: objects, texts, bytes, times, records."""
 
@@ -147,6 +149,6 @@ def _arrow(name: str, array: pa.Array) -> Any:
 def _missing(name: str, array: pa.Array) -> ValueError:
     row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
     return ValueError(
-        f"column {name!r} has {array.null_count} missing values, the first in row {row} of the batch: "
+        f"column {name!r} has {count(array.null_count, 'missing value')}, the first in row {row} of the batch: "
         "fill them before to_torch (an integer column with missing values would lose digits as float)"
     )

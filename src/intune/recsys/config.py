@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from intune._errors import AllocationError, IntuneError, PipelineError, StateError
-from intune._machine.units import parse_share
+from intune._errors import IntuneError, PipelineError, StateError
 from intune._values import Tuner
 from intune.recsys.criteo import Format
 from intune.recsys.transforms import CriteoTransform
@@ -99,25 +98,11 @@ class TrainConfig:
                 raise PipelineError(f"{name} must be {text}, got {getattr(self, name)!r}")
         self.make_transform()
         self.make_tuner()
-        _ = self.memory_limit
 
     @property
     def epoch_limit(self) -> int | None:
         """Epochs to train at most; None = until the time is up."""
         return 1 if self.epochs is None and self.seconds is None else self.epochs
-
-    @property
-    def memory_limit(self) -> str | int | float | None:
-        """The limit as a loader takes it.
-
-        Raises:
-            PipelineError: If it is a share that is none.
-        """
-        try:
-            share = parse_share(self.memory) if isinstance(self.memory, str) else None
-        except AllocationError as error:
-            raise PipelineError(f"memory: {error}") from error
-        return self.memory if share is None else share
 
     def make_transform(self) -> CriteoTransform:
         """The transform that fits the model's tables."""

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 import intune
 from intune._errors import PipelineError, SourceError
+from intune._words import count
 from intune.sources._files import FileSet, Paths, find_files, reading
 from intune.sources._hex import hex_to_int64
 from intune.sources._retries import Retries
@@ -80,7 +81,7 @@ def read_criteo(
             schema = criteo_schema(label=label)
             return intune.Pipeline(TextSource(files, schema=schema, hex_columns=CATEGORY_COLUMNS, codecs=codecs))
     path = files.path(0)
-    with reading(lambda: f"{path} ({files.sizes[0]:,} bytes)"), files.open(0) as stream:
+    with reading(lambda: f"{path} ({count(files.sizes[0], 'byte')})"), files.open(0) as stream:
         first = pq.ParquetFile(stream)
         names = _parquet_names(path, first.schema_arrow.names, label)
         repeated = _repeated_texts(first, names[-len(CATEGORY_COLUMNS) :])
@@ -196,7 +197,9 @@ def _format_of(files: FileSet, index: int, parquet: bool) -> Literal["tsv", "par
     if parquet:
         return "parquet"
     if _PARQUET_NAME.fullmatch(name):
-        raise SourceError(f"{path} ({files.sizes[index]:,} bytes) has the name of a Parquet file, but not the content")
+        raise SourceError(
+            f"{path} ({count(files.sizes[index], 'byte')}) has the name of a Parquet file, but not the content"
+        )
     if _TEXT_NAME.fullmatch(name):
         return "tsv"
     raise SourceError(

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intune._errors import PipelineError, SourceError
+from intune._words import count
 from intune.pipeline.blocks import Array
 from intune.recsys._columns import Column, check_count, naming, plain, problems_with, spans
 from intune.recsys.features import Encoder, Number
@@ -96,7 +97,7 @@ def pad(values: Array, offsets: Offsets, length: int, fill: float = 0) -> tuple[
     lengths = np.diff(offsets)
     if (lengths > length).any():
         row = int(np.argmax(lengths > length))
-        raise ValueError(f"row {row} has {lengths[row]} values, more than the length {length}: truncate first")
+        raise ValueError(f"row {row} has {count(lengths[row], 'value')}, more than the length {length}: truncate first")
     padded = np.full((len(lengths), length), fill, values.dtype)
     padded[padding_mask(lengths, length)] = values
     return padded, lengths
@@ -178,7 +179,9 @@ class MultiHot:
         if not np.array_equal(places, offsets):
             lengths, wanted = np.diff(places), np.diff(offsets)
             row = int(np.argmax(lengths != wanted))
-            raise SourceError(f"row {row} of the block: {lengths[row]} weights for {wanted[row]} values")
+            raise SourceError(
+                f"row {row} of the block: {count(lengths[row], 'weight')} for {count(wanted[row], 'value')}"
+            )
         weights = np.zeros(len(given), np.float32)
         if len(given) and not pa.types.is_null(given.type):
             with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from intune._errors import SourceError
 from intune._values import Allocation, ConsumerSnapshot, MachineSnapshot, Snapshot, StageInfo, StageSnapshot
+from intune._words import count, gib
 from intune.control import read_journal
 from intune.control.explain import Kind, limit
 from intune.pipeline.stats import Stats
@@ -85,7 +86,7 @@ class Measured:
         if self.busiest_stage is not None and self.busiest_stage_cpu_share is not None:
             said.append(f"{self.busiest_stage} used {self.busiest_stage_cpu_share:.0%} of the loader's CPU")
         if self.memory_peak_bytes is not None:
-            of = "" if self.memory_limit_bytes is None else f"of {self.memory_limit_bytes / 2**30:.1f} "
+            of = "" if self.memory_limit_bytes is None else f"of {gib(self.memory_limit_bytes)} "
             # Rounded up, for what was never passed must not be below what was measured.
             said.append(f"memory never above {math.ceil(self.memory_peak_bytes / 2**30 * 10) / 10:.1f} {of}GiB")
         return "; ".join(said)
@@ -248,7 +249,7 @@ class Summary:
         rows, share = sum(self.rows_by_epoch), self.wait_seconds / self.seconds
         in_words = self.measured.in_words()
         lines = [
-            f"{f'epoch {epoch}':<{_NAME}}{rows_in_it:,} rows, mean loss {loss:.4f}"
+            f"{f'epoch {epoch}':<{_NAME}}{count(rows_in_it, 'row')}, mean loss {loss:.4f}"
             for epoch, (rows_in_it, loss) in enumerate(zip(self.rows_by_epoch, self.loss_by_epoch, strict=True))
         ]
         if self.broken_off:
@@ -256,7 +257,7 @@ class Summary:
         if in_words:
             lines.insert(0, f"{'in short':<{_NAME}}{in_words}")
         lines += [
-            f"trained     {rows:,} rows in {self.seconds:.1f} s, {rows / self.seconds:,.0f} rows/s",
+            f"trained     {count(rows, 'row')} in {self.seconds:.1f} s, {rows / self.seconds:,.0f} rows/s",
             f"loss        {self.loss_first:.4f} -> {self.loss_last:.4f} (means over the first and the last steps)",
             *self._evaluation_lines(),
             f"waited      {self.wait_seconds:.1f} s for the loader, {share:.0%} of the time",
@@ -272,7 +273,7 @@ class Summary:
         scores = [f"AUC {'undefined' if evaluation.auc is None else format(evaluation.auc, '.4f')}"]
         if evaluation.log_loss is not None:
             scores.append(f"log loss {evaluation.log_loss:.4f}")
-        lines = [f"held out    {evaluation.rows:,} rows: {', '.join(scores)}"]
+        lines = [f"held out    {count(evaluation.rows, 'row')}: {', '.join(scores)}"]
         if self.rows_split_exactly is not None:
             training = self.rows_by_epoch[0]
             total = training + evaluation.rows

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import intune
 from intune._errors import IntuneError, PipelineError, SourceError, StateError
+from intune._words import count
 from intune.pipeline.blocks import Block, block_rows
 from intune.pipeline.source import BlockSource
 from intune.recsys.checkpoint import load_checkpoint, load_position, save_checkpoint
@@ -134,8 +135,8 @@ def already_finished(config: TrainConfig) -> str | None:
         evaluated = None
     if trained == begun and evaluated == rows_by_epoch:
         return (
-            f"the run in {config.run_dir} is already finished after {begun} {'epoch' if begun == 1 else 'epochs'}, "
-            f"{sum(rows_by_epoch):,} rows; to go on, epochs must be above {begun}"
+            f"the run in {config.run_dir} is already finished after {count(begun, 'epoch')}, "
+            f"{count(sum(rows_by_epoch), 'row')}; to go on, epochs must be above {begun}"
         )
     if begun > limit:
         raise StateError(f"epochs must be at least {begun}: so many are begun in {config.run_dir}, got {limit}")
@@ -245,7 +246,6 @@ class _Loop:
         self._steps = 0
         self._stepped = self._over = False
         self._began = self._saved = 0.0
-        self._batches: Iterator[Any] = iter(())
         self._stop = Interrupts(lambda: None)
 
     @property
@@ -274,7 +274,7 @@ class _Loop:
         self._rows_before = self._rows_saved = self.rows
         self.seconds = self._seconds_before = position["seconds"]
         self.wait_seconds = self._wait_before = position["wait_seconds"]
-        self.echo(f"resuming after {self.rows:,} rows, in epoch {self._epoch}")
+        self.echo(f"resuming after {count(self.rows, 'row')}, in epoch {self._epoch}")
         return state
 
     def run(self, loader: intune.Loader) -> None:
@@ -304,7 +304,6 @@ class _Loop:
                     raise
                 wrong = f"they are not saved, for {error}"
             finally:
-                self._batches = iter(())
                 self._count_seconds(loader)
         try:
             self._stop.deliver()
@@ -319,8 +318,7 @@ class _Loop:
         if len(self.rows_by_epoch) == self._epoch:
             self.rows_by_epoch.append(0)
         self._stepped = False
-        # Held here: where an iterator is dropped its epoch counts as over, and that is what would be saved.
-        batches = self._batches = iter(loader)
+        batches = iter(loader)
         while (batch := self._stop.wait(lambda: next(batches, None))) is not None:
             self.rows_by_epoch[-1] += self._step(batch)
             self._steps += 1
@@ -366,7 +364,9 @@ class _Loop:
         folder = self.config.run_dir
         if self._rows_saved is None:
             return f"there is no checkpoint in the run folder {folder}"
-        saved = "" if self._rows_saved == self.rows else f"the checkpoint after {self._rows_saved:,} rows stands; "
+        saved = (
+            "" if self._rows_saved == self.rows else f"the checkpoint after {count(self._rows_saved, 'row')} stands; "
+        )
         return f"{saved}to go on: intune train --resume {folder}"
 
     def _how_far(self, wrong: str) -> str:
@@ -374,7 +374,7 @@ class _Loop:
             return f"before the first step, so nothing was saved; {self._how_to_go_on()}"
         if not self.config.checkpoint_seconds:
             wrong = "they are not saved, as checkpoint_seconds=0 has it"
-        said = [f"after {self.rows:,} rows", wrong, self._how_to_go_on()]
+        said = [f"after {count(self.rows, 'row')}", wrong, self._how_to_go_on()]
         return "; ".join(said if self._rows_saved != self.rows else [said[0], said[2]])
 
     def _standing(self, window: intune.Snapshot | None) -> Standing:
@@ -432,7 +432,7 @@ class _Loop:
     def _read_losses(self) -> None:
         if not math.isfinite(self.losses.read()):
             raise IntuneError(
-                f"the loss is not finite any more after {self.rows:,} rows; try a learning rate below "
+                f"the loss is not finite any more after {count(self.rows, 'row')}; try a learning rate below "
                 f"{self.config.learning_rate:g}"
             )
 
@@ -443,7 +443,7 @@ def _share(part: float, whole: float) -> float | None:
 
 def _loader_options(config: TrainConfig) -> dict[str, Any]:
     one_process = {"rank": 0, "world_size": 1}  # gradients are not shared, so each process trains on all rows
-    return {"memory": config.memory_limit, "cpus": config.cpus, "seed": config.seed, **one_process}
+    return {"memory": config.memory, "cpus": config.cpus, "seed": config.seed, **one_process}
 
 
 def _check_device(name: str) -> None:

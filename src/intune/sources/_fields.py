@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from intune._errors import SourceError
+from intune._words import count
 from intune.sources._hex import first_non_hex, hex_to_int64
 from intune.sources._lines import BYTE_ORDER_MARK, Lines, unclosed
 
@@ -194,7 +195,7 @@ class FieldParser:
         if bad + 1 == quotes.size and bad % 2 == 0 and self._opens(array, lines, place):
             reason = unclosed(quote, "by the end of the file")
         elif feeds and self._opens(array, lines, place):
-            reason = unclosed(quote, f"by the next {quote}, {feeds} line{'s' if feeds > 1 else ''} further down")
+            reason = unclosed(quote, f"by the next {quote}, {count(feeds, 'line')} further down")
         else:
             reason = f"a {quote} that neither opens nor closes a whole value; in a quoted value it is doubled"
             place = int(quotes[bad])

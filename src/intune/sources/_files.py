@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intune._errors import SourceError
+from intune._words import count
 
 Path: TypeAlias = str | os.PathLike[str] | tuple[Any, str | os.PathLike[str]]
 """A path, a pattern or a folder; or a pair of a filesystem and one of these on it."""
@@ -87,9 +88,10 @@ class FileSet:
         size = stream.size()
         if size != self.sizes[index]:
             stream.close()
+            listed = count(self.sizes[index], "byte")
             raise SourceError(
-                f"{self.path(index)} has changed while it is in use: {self.sizes[index]:,} bytes when it was listed, "
-                f"{size:,} now; make a new pipeline to read the new content"
+                f"{self.path(index)} has changed while it is in use: {listed} when it was listed, {size:,} now; "
+                "make a new pipeline to read the new content"
             )
         return stream
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from intune._words import count
 from intune.sources._files import FileSet, reading
 from intune.sources._retries import Retries
 
@@ -141,7 +142,7 @@ def _read_footer(files: FileSet, file: int) -> tuple[pa.Schema, pq.FileMetaData]
 
 
 def _named(files: FileSet, file: int) -> str:
-    return f"{files.path(file)} ({files.sizes[file]:,} bytes)"
+    return f"{files.path(file)} ({count(files.sizes[file], 'byte')})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from intune._errors import SourceError
+from intune._words import count
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LONGEST_LINE = 16 << 20
@@ -115,7 +116,7 @@ def read_lines(stream: pa.NativeFile, size: int, start: int, stop: int) -> Lines
         if last < ends.size or (start and last == 0):
             break
         if ahead > max(stop - start, LONGEST_LINE):
-            raise SourceError(f"no line end in the {ahead:,} bytes after byte {stop:,}; is this a text file?")
+            raise SourceError(f"no line end in the {count(ahead, 'byte')} after byte {stop:,}; is this a text file?")
         ahead *= 4
     if start and last == 0:
         return Lines(data.slice(0, 0), ends[:0], start)  # all within a line that began before

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from intune._errors import SourceError
+from intune._words import count
 from intune.sources._files import FileSet
 from intune.sources._lines import LONGEST_LINE, Lines, line_ends, unclosed
 from intune.sources._retries import is_transient
@@ -164,6 +165,7 @@ def _read_all(stream: pa.NativeFile, wanted: int) -> bytes:
 
 
 def _no_end(path: str, offset: int, before: int, data: bytes, quote: str | None) -> str:
+    size = count(len(data), "byte")
     if quote is not None and b"\n" in data:  # in a value, whose quote is in the first line of the row
-        return f"{path}:{before + 1}: {unclosed(quote, f'in {len(data):,} bytes from byte {offset:,} on')}"
-    return f"{path}: no line end in {len(data):,} bytes of text from byte {offset:,} on; is this a text file?"
+        return f"{path}:{before + 1}: {unclosed(quote, f'in {size} from byte {offset:,} on')}"
+    return f"{path}: no line end in {size} of text from byte {offset:,} on; is this a text file?"

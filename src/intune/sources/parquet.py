@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intune._errors import SourceError
+from intune._words import count
 from intune.sources._files import Paths, find_files, reading
 from intune.sources._footers import READ_AHEAD, FooterCache, read_footers
 from intune.sources._partitions import Partitioning, Partitions
@@ -199,8 +200,9 @@ class ParquetSource:
 
     def _wrong_rows(self, unit: int, found: int, expected: int) -> SourceError:
         return SourceError(
-            f"{self.describe(unit)}: got {found:,} rows instead of {expected:,} in a block. If a column has more than "
-            f"2 GiB of text in {self._block_rows:,} rows, lower block_rows; else the file has changed or is damaged"
+            f"{self.describe(unit)}: got {count(found, 'row')} instead of {expected:,} in a block. If a column has "
+            f"more than 2 GiB of text in {self._block_rows:,} rows, lower block_rows; else the file has changed or is "
+            "damaged"
         )
 
 

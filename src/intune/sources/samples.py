@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from intune._errors import PipelineError, SourceError
+from intune._words import count
 from intune.pipeline.chain import Executor
 
 
@@ -111,6 +112,8 @@ class DatasetSource:
                 self._sampler.set_epoch(epoch)
             order = np.fromiter((int(index) for index in self._sampler), dtype=np.int64)
             if len(order) and not (-len(self) <= order.min() and order.max() < len(self)):
-                raise SourceError(f"the sampler gives numbers {order.min()} to {order.max()} for {len(self)} samples")
+                raise SourceError(
+                    f"the sampler gives numbers {order.min()} to {order.max()} for {count(len(self), 'sample')}"
+                )
             self._orders = {epoch: order}
         return self._orders[epoch]

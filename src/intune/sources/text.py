@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from intune._errors import SourceError
+from intune._words import count
 from intune.sources._fields import BadLineError, FieldParser
 from intune.sources._files import FileSet, Paths, find_files, reading
 from intune.sources._lines import Lines, count_lines, read_lines
@@ -239,8 +240,8 @@ class TextSource:
 
     def _empty(self, file: int) -> SourceError:
         return SourceError(
-            f"{self._files.path(file)} has no text in it ({self._files.sizes[file]:,} bytes), but header=True says "
-            "that its first line has the names of the columns: leave it out, or is it cut short?"
+            f"{self._files.path(file)} has no text in it ({count(self._files.sizes[file], 'byte')}), but header=True "
+            "says that its first line has the names of the columns: leave it out, or is it cut short?"
         )
 
     def _lines_before(self, file: int, offset: int) -> int:

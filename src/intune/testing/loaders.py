@@ -87,7 +87,7 @@ def _state_after(loader: ResumableLoader, items: int) -> Mapping[str, Any]:
     try:
         if not items:
             return loader.state_dict()
-        running = iter(loader)  # kept until the state was taken: a loop that was left has no place any more
+        running = iter(loader)  # kept until the state was taken: with some loaders the place goes with it
         for _ in range(items):
             next(running)
         return loader.state_dict()

@@ -1,6 +1,7 @@
 """The same for every stage."""
 
 from intune._values import Allocation, Budget, Snapshot
+from intune._words import count
 
 
 class Even:
@@ -16,5 +17,5 @@ class Even:
         for place, stage in enumerate(snapshot.stages):
             part = max(1, share + (place < remainder))
             concurrency[stage.name] = min(part, stage.info.max_concurrency or part)
-        reason = f"{budget.cpus} CPUs over {len(snapshot.stages)} stages"
+        reason = f"{count(budget.cpus, 'CPU')} over {count(len(snapshot.stages), 'stage')}"
         return Allocation(concurrency, budget.cpus, reasons=dict.fromkeys(concurrency, reason))
