@@ -207,9 +207,7 @@ def build_loader(
         if use is None:
             return window
         read_from = {**window.read_from, "memory_bytes": use.used_from, "memory_limit_bytes": use.limit_from}
-        return replace(
-            window, memory_bytes=use.used_bytes, memory_limit_bytes=use.limit_bytes, read_from=read_from
-        )
+        return replace(window, memory_bytes=use.used_bytes, memory_limit_bytes=use.limit_bytes, read_from=read_from)
 
     def used() -> tuple[int, int] | None:
         use = headroom.read()
@@ -221,7 +219,7 @@ def build_loader(
         context,
         first,
         machine,
-        lambda name, target, changed: ProcessPool(name, target, on_change=changed),
+        lambda name, target, changed, died: ProcessPool(name, target, on_change=changed, on_death=died),
     )
     try:
         kept = _open_journal(options.journal, clock)

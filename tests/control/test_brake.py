@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from intune._values import Event
@@ -311,7 +311,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.work, self.clock = Work(), ManualClock()
-        self.found: tuple[int, int] | None | Exception = (1000 * MIB, 100 * MIB)
+        self.found: tuple[int, int] | Exception | None = (1000 * MIB, 100 * MIB)
         self.events: list[Event] = []
         self.released = 0
         self.thread = BrakeThread(self.work, self.read, self.events.append, self.release, self.clock)

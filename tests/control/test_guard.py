@@ -104,7 +104,7 @@ def test_the_least_of_tuner_and_guard_holds_and_a_cut_is_told() -> None:
     more, (event,) = Guard().check(proposal(in_flight=9 * GIB), snapshot, budget(10 * GIB))
     assert more.in_flight_bytes == 7 * GIB
     assert (event.kind, event.stage) == ("vetoed", None)
-    assert "from 9,216 MiB to 7,168 MiB" in event.detail
+    assert "from 9.0 GiB to 7.0 GiB" in event.detail
 
 
 def test_the_machines_limit_holds_where_it_is_tighter() -> None:
@@ -121,7 +121,7 @@ def test_processes_are_added_only_as_far_as_their_memory_fits() -> None:
     assert allocation.concurrency["work"] == 6
     assert allocation.in_flight_bytes == int(0.9 * 16 * GIB) - 12 * GIB
     assert (event.kind, event.stage) == ("vetoed", "work")
-    assert event.detail.startswith("6 processes instead of 10: 8 more of 1,024 MiB each do not fit")
+    assert event.detail.startswith("6 processes instead of 10: 8 more of 1.0 GiB each do not fit")
     assert allocation.reasons["work"] == event.detail
 
 
@@ -145,7 +145,7 @@ def test_processes_that_leave_items_too_little_go_one_a_step_and_one_remains() -
     allocation, (event,) = Guard().check(proposal(work=4), crowded, budget(16 * GIB))
     assert allocation.concurrency["work"] == 3
     assert (event.kind, event.stage) == ("vetoed", "work")
-    assert event.detail.startswith("3 processes instead of 4: they hold 8,192 MiB")
+    assert event.detail.startswith("3 processes instead of 4: they hold 8.0 GiB")
     assert allocation.reasons["work"] == event.detail
     assert Guard().check(proposal(work=2), crowded, budget(16 * GIB))[0].concurrency["work"] == 2
     single = seen(14 * GIB, resident=2 * GIB, live=1)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -44,7 +44,7 @@ class MemoryGroup:
             env=environ,
         )
         self._watch.start()
-        assert self.line() == "ready", self._child.communicate(timeout=HANG_SECONDS)[1]
+        assert self.line() == "ready"
         self._choices = choices
         return self.used()
 
@@ -63,7 +63,10 @@ class MemoryGroup:
         """The program's next line."""
         assert self._child is not None
         assert self._child.stdout is not None
-        return self._child.stdout.readline().strip()
+        line = self._child.stdout.readline().strip()
+        if not line:
+            self._fail()
+        return line
 
     def limit(self, size: int) -> bool:
         """Set the limit; the kernel refuses one that is below what cannot be dropped."""
@@ -88,7 +91,8 @@ class MemoryGroup:
         """What the program says last, as JSON; nothing in its group was killed, and it said nothing else."""
         assert self._child is not None
         out, err = self._child.communicate(timeout=HANG_SECONDS)
-        assert (self._child.returncode, self.kills(), err) == (0, 0, "")
+        if (self._child.returncode, self.kills(), err) != (0, 0, ""):
+            self._fail(err)
         return json.loads(out.splitlines()[-1])
 
     def close(self) -> None:
@@ -107,6 +111,13 @@ class MemoryGroup:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+
+    def _fail(self, said: str | None = None) -> NoReturn:
+        assert self._child is not None
+        said = self._child.communicate(timeout=HANG_SECONDS)[1] if said is None else said
+        limit = int((self.path / "memory.limit_in_bytes").read_text())
+        figures = f"{self.kills()} kills for memory, at most {self.peak_bytes / MIB:.0f} of {limit / MIB:.0f} MiB used"
+        pytest.fail(f"the program ended with {self._child.returncode}, {figures}: {said}")
 
     def _sample(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):

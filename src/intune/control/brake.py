@@ -144,9 +144,7 @@ class Brake:
         if self._before_release is not None:
             gained = self._before_release - now.memory_bytes
             worth = gained >= WORTH_SHARE * now.limit_bytes
-            self._release_seconds = (
-                RELEASE_SECONDS if worth else min(RELEASE_SECONDS_MOST, 2 * self._release_seconds)
-            )
+            self._release_seconds = RELEASE_SECONDS if worth else min(RELEASE_SECONDS_MOST, 2 * self._release_seconds)
             self._before_release = None
         if now.memory_bytes <= RELEASE_SHARE * now.limit_bytes:
             return False
@@ -249,6 +247,6 @@ class BrakeThread:
         used = f"{size(memory)} of {size(limit)} are used, {size(held)} of that by items in flight"
         if self.brake.holding:
             self._held_since = now
-            self._tell(Event("braked", None, f"nothing new is admitted: {used}"))
+            self._tell(Event("braked", None, f"only what order waits for goes on: {used}"))
         elif self._held_since is not None:
-            self._tell(Event("braked", None, f"items are admitted again after {now - self._held_since:.1f} s: {used}"))
+            self._tell(Event("braked", None, f"all go on again after {now - self._held_since:.1f} s: {used}"))

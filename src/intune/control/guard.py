@@ -115,9 +115,7 @@ def _veto_processes(
     return replace(allocation, concurrency=concurrency, reasons=reasons), rest, events
 
 
-def _cut_processes(
-    allocation: Allocation, snapshot: Snapshot, rest: int, limit: int
-) -> tuple[Allocation, list[Event]]:
+def _cut_processes(allocation: Allocation, snapshot: Snapshot, rest: int, limit: int) -> tuple[Allocation, list[Event]]:
     """The allocation with one process less where those that run leave items too little, and what was cut."""
     if rest <= limit * (USABLE - FLOOR / 2):
         return allocation, []

@@ -4,11 +4,13 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from intune._errors import LoaderError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
-from intune.metrics.counters import StageCounters, unmet
+from intune._words import count
+from intune.metrics.counters import StageCounters
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline
@@ -21,9 +23,8 @@ from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource
 from intune.pipeline.stage import LiveStage, Pool, RemoteCall, planned
 from intune.pipeline.trials import Trials
+from intune.pipeline.waits import Waits
 
-ACCOUNT_SECONDS = 2e-3
-"""How often at most the stages' waits are booked while work goes on: it costs some microseconds."""
 PRUNE_EVERY = 16
 SKIPS_KEPT = 100
 CLOSE_SECONDS = 1.5
@@ -51,6 +52,10 @@ class EngineOptions:
     epochs: int | None = None
 
 
+MakePool = Callable[[str, Callable[..., Any], Callable[[], None], Callable[[str], None]], Pool]
+"""Name of the stage, what runs, what is called when processes came or went, and when one died and how."""
+
+
 class Engine:
     """Runs epochs of a pipeline and can be tuned while it does: a `Workload`.
 
@@ -70,7 +75,7 @@ class Engine:
         context: Clock, ledger and measurements; filled in further here.
         budget: The budget at the start.
         machine: Gives the machine's side of a snapshot.
-        make_pool: Makes the processes of a stage: (name, target, on_change) -> pool.
+        make_pool: Makes the processes of a stage: (name, target, on_change, on_death) -> pool.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Engine:
         context: Context,
         budget: Budget,
         machine: Callable[[], MachineSnapshot],
-        make_pool: Callable[[str, Callable[..., Any], Callable[[], None]], Pool],
+        make_pool: MakePool,
     ) -> None:
         self.pipeline, self.options, self.context = pipeline, options, context
         self.scheduler = Scheduler(f"intune-{pipeline.source.kind}", budget.cpus, budget.max_threads)
@@ -109,11 +114,17 @@ class Engine:
             if engine is not None:
                 engine.refresh()
 
-        self._make_pool, self._changed = make_pool, changed
-        self.live = self._make_stages(budget.cpus)
+        def died(number: int, how: str) -> None:
+            engine = me()
+            if engine is not None:
+                engine.note_death(engine.live[number], how)
+
+        self._make_pool, self._changed, self._died = make_pool, changed, died
+        self.live: list[LiveStage] = self._make_stages(budget.cpus)
         self.allocation = Allocation({stage.info.name: None for stage in self.live}, budget.cpus)
         now = self._clock.wall()
-        self._window_start = self._accounted = now
+        self._window_start = now
+        self._waits = Waits(now)
         self._before = [StageCounters() for _ in self.live]
         self._consumer_before = self.consumer.copy()
         self._set(self.allocation)
@@ -155,8 +166,9 @@ class Engine:
         with self.scheduler.lock:
             self._reap()
             now = self._clock.wall()
-            self._account(now)
-            if self._trials.end_long(now):
+            self._waits.book(now, *self._now())
+            more = [stage.try_more(now) for stage in self.live]
+            if self._trials.end_long(now) or any(more):
                 self._refresh()
                 self.scheduler.dispatch()
             seconds = now - self._window_start
@@ -182,10 +194,12 @@ class Engine:
                 in_flight_items=sum(each.in_flight() for each in self.runs),
                 in_flight_bytes=self.context.ledger.held,
                 in_flight_bytes_limit=self.context.ledger.budget,
+                held_back_share=min(1.0, self._waits.held_back / seconds) if seconds > 0 else 0.0,
                 epoch=run.epoch if run is not None else None,
                 events=tuple(self._events),
             )
             self._events.clear()
+            self._waits.held_back = 0.0
             self._before = [stage.counters.copy() for stage in self.live]
             self._consumer_before = self.consumer.copy()
             self._window_start = now
@@ -324,12 +338,23 @@ class Engine:
             self.scheduler.dispatch()
         self.resize_pools()
 
+    def note_death(self, stage: LiveStage, how: str) -> None:
+        """A process of a stage died with an item in hand, which is done again."""
+        with self.scheduler.lock:
+            detail = f"a process {how}; its item is done again"
+            if "SIGKILL" in how:
+                stage.was_killed(self._clock.wall())
+                detail += f" by at most {count(stage.most_processes or 1, 'process', 'processes')} for a while"
+            self._events.append(Event("worker_died", stage.info.name, detail))
+        self.refresh()
+
     # --- what trials decide
 
     def make_pool(self, stage: LiveStage) -> Pool:
         """Processes for a stage."""
         assert stage.call is not None
-        return self._make_pool(stage.info.name, RemoteCall(stage.call), self._changed)
+        died = partial(self._died, stage.number)
+        return self._make_pool(stage.info.name, RemoteCall(stage.call), self._changed, died)
 
     def decided(self, event: Event | None) -> None:
         """Something was decided: limits are to be computed anew; and what a person may want to know of it."""
@@ -347,7 +372,7 @@ class Engine:
             for number, (info, call, open_executor) in enumerate(plans):
                 pool = trial = None
                 if info.executor == "process" and call is not None:
-                    pool = self._make_pool(info.name, RemoteCall(call), self._changed)
+                    pool = self._make_pool(info.name, RemoteCall(call), self._changed, partial(self._died, number))
                 if open_executor and slots > 1:
                     trial = ExecutorTrial(self.context.make_probe(PROBE_SECONDS))
                 live.append(LiveStage(info, call, number, pool=pool, executor_trial=trial))
@@ -377,9 +402,11 @@ class Engine:
         return None
 
     def _observe(self) -> None:
-        now = self._clock.wall()
-        if now - self._accounted > ACCOUNT_SECONDS:
-            self._account(now)
+        self._waits.book_if_due(self._clock.wall(), *self._now())
+
+    def _now(self) -> tuple[EpochRun | None, bool]:
+        """The epoch that is delivered, and whether a CPU slot is free."""
+        return self.runs[0] if self.runs else None, self.scheduler.used < self.scheduler.slots
 
     def _run_ahead(self) -> None:
         """Begin the next epoch when the last one's source has given everything, where it is known to come."""
@@ -424,25 +451,6 @@ class Engine:
                 if stage.pool is not None and not self._closed and self._asked.get(stage.number) != stage.processes:
                     self._asked[stage.number] = stage.processes
                     stage.pool.resize(stage.processes)
-
-    def _account(self, now: float) -> None:
-        """Book the time since the last call to the causes for which stages run below their concurrency."""
-        passed, self._accounted = now - self._accounted, now
-        run = self.runs[0] if self.runs else None
-        if run is None or run.cancelled or passed <= 0:
-            return
-        slot = self.scheduler.used < self.scheduler.slots
-        for node in run.nodes:
-            stage = node.stage
-            if stage.running >= stage.cap:
-                stage.largest_cap = max(stage.largest_cap, stage.cap)
-                continue
-            has_input, order, room, memory = node.gates()
-            cause = unmet(
-                input_ready=has_input, order_open=order, room=room, memory=memory, slot=slot or not stage.holds_slot
-            )
-            # With nothing unmet it only waits for a thread to take notice, as for a slot.
-            stage.counters.wait_seconds[cause or "slot"] += passed
 
     def _note_skips(self, stage: str, origin: str, failures: tuple[Failure, ...]) -> None:
         for failure in failures:

@@ -47,6 +47,7 @@ class ProcessPool:
         target: The function, or any other object that can be called.
         retries: How often an item is done again whose worker died.
         on_change: Called when `live` has changed, from any thread, without a lock. It must not close the pool.
+        on_death: Called with how a worker died that had an item in hand, without a lock.
         describe_memory: Figures for the message about a dead worker; by default what this process tree uses.
 
     Raises:
@@ -60,12 +61,13 @@ class ProcessPool:
         *,
         retries: int = 1,
         on_change: Callable[[], None] = lambda: None,
+        on_death: Callable[[str], None] = lambda how: None,
         describe_memory: Callable[[], str] | None = None,
     ) -> None:
         code = _pickled(stage, target)
         self._stage = stage
         self._retries = retries
-        self._on_change = on_change
+        self._on_change, self._on_death = on_change, on_death
         self._describe_memory = describe_memory or self._memory_figures
         self._clock = SystemClock()
         self._owner = os.getpid()
@@ -177,6 +179,7 @@ class ProcessPool:
             except Gone as gone:
                 died.append(f"process {worker.pid} {gone}")
                 self._lose(worker)
+                self._on_death(str(gone))
             except BaseException:
                 self._lose(worker)
                 raise

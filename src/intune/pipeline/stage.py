@@ -16,6 +16,9 @@ from intune.pipeline.executors import ExecutorTrial
 from intune.pipeline.growth import Growth
 from intune.pipeline.source import IndexedSource, SequentialSource
 
+KILL_SECONDS = 30.0
+"""After a process was killed one less is wanted for so long, and then one more again each time so much has passed."""
+
 
 class Pool(Protocol):
     """Worker processes of one stage."""
@@ -185,6 +188,8 @@ class LiveStage:
         pool: Its processes, for a process stage.
         trial: The measurement of whether it waits, until that is decided.
         executor_trial: The measurement of whether processes are worth it, until that is decided.
+        most_processes: Processes that are wanted at most since some were killed; None = none was.
+        killed_at: When the last one was.
         most_unproven: While no item has passed it nobody knows what size it gives, and it runs no more than so
             many; None = one has passed.
         growth: What it gives for what came in, in bytes.
@@ -201,6 +206,8 @@ class LiveStage:
     pool: Pool | None = None
     trial: Trial | None = None
     executor_trial: ExecutorTrial | None = None
+    most_processes: int | None = None
+    killed_at: float = 0.0
     most_unproven: int | None = 1
     growth: Growth = field(default_factory=Growth)
     sample_seconds: float | None = None
@@ -238,12 +245,26 @@ class LiveStage:
         if most is not None:
             wanted = min(wanted, most)
         if self.pool is not None:
+            if self.most_processes is not None:
+                wanted = min(wanted, self.most_processes)
             self.processes = wanted
             # A pool that cannot start its processes says why to whoever calls it.
             wanted = min(wanted, self.pool.live if not self.pool.failed else max(1, self.pool.live))
         if self.wants_alone:
             wanted = min(wanted, 1)
         self.cap = wanted
+
+    def was_killed(self, now: float) -> None:
+        """The system killed one of its processes, as it does when memory runs out: for a while one less is wanted."""
+        self.most_processes, self.killed_at = max(1, self.processes - 1), now
+
+    def try_more(self, now: float) -> bool:
+        """Whether one more process may be tried now, since none was killed for long; takes note of that."""
+        if self.most_processes is None or now - self.killed_at < KILL_SECONDS:
+            return False
+        most, self.killed_at = self.most_processes + 1, now
+        self.most_processes = most if self.concurrency is None or most < self.concurrency else None
+        return True
 
     def note_seconds(self, samples: int, wall: float) -> None:
         """A run of samples took so many seconds."""
