@@ -5,14 +5,13 @@ and begins at the next line of input, so that whoever started it can put it into
 """
 
 import json
-import os
 import sys
 from typing import Any
 
 from _crash_scenarios import Counting, Scenario, consume, function_of, sleeping
 
 OURS = {"shared": "shared", "random": "random"}
-THEIRS = {"tf.data": 0.0, "tf.data, half": 0.5}
+THEIRS = {"tf.data": 0.0, "tf.data-half": 0.5}
 
 
 def intune_program(tuner: str) -> Any:
@@ -32,19 +31,15 @@ def intune_program(tuner: str) -> Any:
         pipe = intune.from_iterable(Counting())
         for place, stage in enumerate(chosen.stages):
             work = sleeping if stage.processes else tokens.work
-            options: dict[str, Any] = (
-                {"executor": "process", "max_concurrency": stage.processes} if stage.processes else {"executor": "thread"}
-            )
-            pipe = pipe.map(function_of(chosen, place, work), name=f"stage{place}", **options)
+            executor, most = ("process", stage.processes) if stage.processes else ("thread", None)
+            function = function_of(chosen, place, work)
+            pipe = pipe.map(function, name=f"stage{place}", executor=executor, max_concurrency=most)
             if place == 0 and chosen.window:
                 pipe = pipe.shuffle(chosen.window)
-        options = LoaderOptions(tuner=RandomMoves(seed=chosen.number) if tuner == "random" else tuner, cpus=chosen.tokens)
+        decides: Any = RandomMoves(seed=chosen.number) if tuner == "random" else tuner
+        options = LoaderOptions(tuner=decides, cpus=chosen.tokens)
         with build_loader(pipe, options, clock=clock) as loader:
             found = consume(loader, chosen, seconds)
-            if os.environ.get("BRAKE_DEBUG"):
-                b = loader._control._brake.brake
-                for m in list(b._moments)[::5]: print(m, file=sys.stderr)
-                print(loader._engine.context.ledger.budget, loader._engine.allocation.in_flight_bytes, b.rest_bytes, file=sys.stderr)
             return {**found, "explain": loader.explain()}
 
     return run

@@ -140,13 +140,13 @@ def item_of(array: np.ndarray) -> int:
 def made(size: int, item: int) -> np.ndarray:
     """uint8[size], every page written; it begins with the item's number."""
     array = np.empty(size, np.uint8)
-    array[:: 4096] = 1
+    array[::4096] = 1
     array[:8].view(np.int64)[0] = item
     return array
 
 
 def function_of(chosen: Scenario, place: int, work: Callable[[float], None]) -> Callable[[Any], np.ndarray]:
-    """The function of the stage at this place; `work` takes the time. The first one gets item numbers, others arrays."""
+    """The function of a stage; `work` takes the time. The first one gets item numbers, the others arrays."""
     stage = chosen.stages[place]
 
     def function(given: Any) -> np.ndarray:

@@ -1,10 +1,10 @@
 """How often a program is killed for its memory: random pipelines, each in a control group with a limit of its own.
 
-Each pipeline runs under this library (with all stages open, and with random moves) and under tf.data with AUTOTUNE (at its
-defaults, and with `ram_budget` set to half of the limit), with the same functions and the same limit: what the larger
-of the two programs needs after its imports, and 0.5 to 4 GiB. It needs a writable memory group of version 1 (root) and
-an interpreter that has both TensorFlow and this library: `--tf-python`. Results are appended to a file, so that it
-can be stopped and goes on where it was.
+Each pipeline runs under this library (with all stages open, and with random moves) and under tf.data with AUTOTUNE (at
+its defaults, and with `ram_budget` set to half of the limit), with the same functions and the same limit: what the
+larger of the two programs needs after its imports, and 0.5 to 4 GiB. It needs a writable memory group of version 1
+(root) and an interpreter that has both TensorFlow and this library: `--tf-python`. Results are appended to a file, so
+that it can be stopped and goes on where it was.
 """
 
 import argparse
@@ -45,13 +45,18 @@ def memory_group() -> Iterator[Path]:
     try:
         yield path
     finally:
-        for _ in range(500):
-            try:
-                path.rmdir()
-                return
-            except OSError:
-                time.sleep(0.02)
-        raise RuntimeError(f"{path} is still in use")
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a group; for a moment after its last process ended the kernel may call it busy."""
+    for _ in range(500):
+        try:
+            path.rmdir()
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise RuntimeError(f"{path} is still in use")
 
 
 def stat(group: Path) -> dict[str, int]:
@@ -90,7 +95,7 @@ class Peak:
 def start(name: str, seconds: float, python: str, group: Path) -> subprocess.Popen[str]:
     """A program, inside its group from its first instruction on, that has done its imports."""
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    inside = f"echo $$ > {group}/cgroup.procs && exec \"$0\" \"$@\""
+    inside = f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"'
     child = subprocess.Popen(
         ["sh", "-c", inside, python, str(HERE / "_crash_programs.py"), name, str(seconds)],
         stdin=subprocess.PIPE,
@@ -200,18 +205,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pipelines", type=int, default=200, help="how many (default 200)")
     parser.add_argument("--first", type=int, default=0, help="number of the first (default 0)")
-    parser.add_argument("--programs", default=",".join([*OURS, *THEIRS]).replace("tf.data, half", "tf.data; half"))
+    parser.add_argument("--programs", nargs="+", choices=[*OURS, *THEIRS], default=[*OURS, *THEIRS])
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds a run (default 8)")
     parser.add_argument("--tf-python", default=sys.executable, help="interpreter that has TensorFlow and this library")
     parser.add_argument("--rows", type=Path, default=RESULTS / "crash_rate.jsonl", help="where results are appended")
+    parser.add_argument("--write", action="store_true", help="keep the summary among the results")
     chosen = parser.parse_args()
-    programs = [name.strip().replace(";", ",") for name in chosen.programs.split(",")]
     python_of = {name: sys.executable if name in OURS else chosen.tf_python for name in (*OURS, *THEIRS)}
     rows = [json.loads(line) for line in chosen.rows.read_text().splitlines()] if chosen.rows.exists() else []
     done = {(row["number"], row["program"]) for row in rows}
     base = rows[0]["baseline_mib"] * MIB if rows else baseline(python_of)
     for number in range(chosen.first, chosen.first + chosen.pipelines):
-        for name in programs:
+        for name in chosen.programs:
             if (number, name) in done:
                 continue
             limit = base + scenario(number).extra_bytes
@@ -220,7 +225,8 @@ def main() -> None:
             with chosen.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps({k: v for k, v in row.items() if k != "said"}), flush=True)
-    report("crash_rate", {"seed": SEED, "seconds": chosen.seconds, "programs": summary(rows)}, write=chosen.pipelines >= 200)
+    told = {"seed": SEED, "seconds": chosen.seconds, "baseline_mib": base // MIB, "programs": summary(rows)}
+    report("crash_rate", told, write=chosen.write)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ def test_one_item_says_what_is_usual(came: float, gave: float) -> None:
     assert growth.predict(came) == pytest.approx(gave)
 
 
-@given(ratio=st.floats(0.01, 100), came=st.lists(st.integers(1, 10**6), min_size=3, max_size=40, unique=True), then=sizes)
+@given(
+    ratio=st.floats(0.01, 100), came=st.lists(st.integers(1, 10**6), min_size=3, max_size=40, unique=True), then=sizes
+)
 def test_a_stage_that_gives_in_proportion(ratio: float, came: list[int], then: float) -> None:
     growth = grown(*[(size, ratio * size) for size in came])
     assert growth.predict(then) == pytest.approx(ratio * then, rel=1e-6)

@@ -306,3 +306,16 @@ def test_more_can_be_reserved_for_an_item_on_its_way_but_never_less() -> None:
     assert (ledger.charged, ledger.held, ledger.peak) == (500, 400, 500)
     ledger.release(charge)
     assert (ledger.charged, charges) == (0, set())
+
+
+def test_what_an_interrupt_left_half_forgotten_is_forgotten_once() -> None:
+    """Ctrl-C may come between two steps of the consumer's release; then everything of the run is let go."""
+    ledger, charges = Ledger(1000), set[Charge]()
+    charge = ledger.reserve(100, charges)
+    ledger.true_up(charge, {1: 60, 2: 40})
+    del ledger._buffers[1]  # as far as the interrupted one came
+    ledger.release_all(charges)
+    ledger.release_all(charges)
+    assert charges == set()
+    ledger.clear()
+    assert (ledger.charged, ledger.held) == (0, 0)

@@ -75,7 +75,7 @@ def threads(choices: dict[str, Any]) -> Any:
 
 
 def lowered(choices: dict[str, Any]) -> Any:
-    """Tells of each tenth item and goes on until it is told to stop."""
+    """Tells of each tenth item, and of the limit that it sees; goes on until it is told to stop."""
     told = threading.Event()
     listener = threading.Thread(target=lambda: (sys.stdin.readline(), told.set()))
     listener.start()
@@ -84,7 +84,8 @@ def lowered(choices: dict[str, Any]) -> Any:
         for item in loader:
             found.append(item_of(item))
             if len(found) % 10 == 0:
-                print(len(found), flush=True)
+                window = loader.stats().window
+                print(len(found), window.machine.memory_limit_bytes if window is not None else 0, flush=True)
             if told.is_set():
                 break
     listener.join()
@@ -158,12 +159,12 @@ def small_rows(choices: dict[str, Any]) -> Any:
 
 
 def tiny_rows(choices: dict[str, Any]) -> Any:
-    """Rows of 8 bytes through a window of 100,000, one at a time."""
+    """Rows of 8 bytes through a window of 100,000, in small batches."""
     base = used()
     print(base, flush=True)
-    pipe = intune.from_iterable(range(choices["rows"])).shuffle(100_000, seed=1).batch(1)
+    pipe = intune.from_iterable(range(choices["rows"])).shuffle(100_000, seed=1).batch(choices["batch"])
     with pipe.loader(memory=base + 64 * MIB, cpus=2) as loader:
-        return {"sum": sum(int(batch[0]) for batch in loader)}
+        return {"sum": sum(int(batch.sum()) for batch in loader)}
 
 
 def open_path(path: str) -> tuple[int, str]:
@@ -267,7 +268,7 @@ def fewer(choices: dict[str, Any]) -> Any:
         next(running)
         until(lambda: pool.live == 4 and used() > 400_000_000, lambda: next(running))
         many, tuner.count = used(), 1
-        until(lambda: used() < many - 290_000_000, lambda: next(running))
+        until(lambda: used() < many - 250_000_000, lambda: next(running))
         return {"live": pool.live, "many": many, "few": used()}
 
 

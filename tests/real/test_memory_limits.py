@@ -24,8 +24,8 @@ def group() -> Iterator[MemoryGroup]:
 
 @pytest.mark.parametrize("tuner", ["shared", "random"])
 def test_threads_with_scratch_memory_and_bursts_live_at_their_limit(group: MemoryGroup, tuner: str) -> None:
-    """Sixteen at once would need 200 MiB, and three times as many in a burst."""
-    limit = group.start("threads", items=500, tuner=tuner) + 150 * MIB
+    """Without a limit they use 410 MiB beside what is there from the start."""
+    limit = group.start("threads", items=500, tuner=tuner) + 300 * MIB
     assert group.limit(limit)
     group.go()
     assert group.end()["ids"] == list(range(500))
@@ -33,24 +33,25 @@ def test_threads_with_scratch_memory_and_bursts_live_at_their_limit(group: Memor
 
 
 def test_a_limit_that_is_lowered_while_running(group: MemoryGroup) -> None:
-    """In steps: the kernel refuses to set one below what is used at that moment."""
+    """From 500 to 300 MiB beside what is there from the start, in steps: the kernel sets none below what is used."""
     base = group.start("lowered")
-    before, after = base + 350 * MIB, base + 120 * MIB
-    assert group.limit(before)
+    limit = base + 500 * MIB
+    assert group.limit(limit)
     group.go()
-    while int(group.line()) < 150:
+    while limit > base + 300 * MIB:
+        wanted = max(base + 300 * MIB, int(0.93 * limit))
+        while limit != wanted:
+            _, seen = map(int, group.line().split())  # ten items more
+            if seen == limit and group.limit(wanted):
+                limit = wanted
+    count, seen = 0, 0
+    while seen != limit:
+        count, seen = map(int, group.line().split())
+    while int(group.line().split()[0]) < count + 200:  # two bursts
         pass
-    limit = before
-    while limit > after:
-        group.line()  # ten items more
-        wanted = max(after, min(limit, group.used() + 24 * MIB))
-        limit = wanted if group.limit(wanted) else limit
-    for _ in range(15):
-        group.line()
     group.tell("stop")
     found = group.end()["ids"]
     assert found == list(range(len(found)))
-    assert len(found) >= 300
 
 
 def test_while_the_consumer_pauses_memory_does_not_grow(group: MemoryGroup) -> None:
@@ -81,7 +82,7 @@ def test_rows_in_batches_with_more_and_more_at_once(group: MemoryGroup) -> None:
 
 
 def test_tiny_rows_through_a_large_window(group: MemoryGroup) -> None:
-    group.start("tiny_rows", rows=250_000)
+    group.start("tiny_rows", rows=250_000, batch=16)
     group.go()
     limit = int(group.line()) + 64 * MIB
     assert group.end()["sum"] == sum(range(250_000))
@@ -126,4 +127,4 @@ def test_memory_goes_back_when_fewer_are_at_work(group: MemoryGroup) -> None:
     group.go()
     found = group.end()
     assert found["live"] == 1
-    assert found["many"] - found["few"] >= 290_000_000
+    assert found["many"] - found["few"] >= 250_000_000
