@@ -184,11 +184,11 @@ def build_loader(
     system, clock = System(), clock or SystemClock()
     first = budget() if budget is not None else machine_budget(system, options.cpus, options.memory)
     user_limit = first.memory_bytes if options.memory is not None or budget is not None else None
-    if budget is None:
-        budget = partial(_current_budget, system, first, options)
     probe = LockProbe(system, clock)
     meter = Meter(system, clock, probe)
     headroom = Headroom(system, meter.memory, lambda: user_limit, clock)
+    if budget is None:
+        budget = partial(_current_budget, system, headroom, first, options)
     _check_memory(options, first, meter)
     exact = share.world_size > 1 and share.on_uneven != "uneven"
     context = Context(
@@ -267,13 +267,13 @@ def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:
     )
 
 
-def _current_budget(system: System, first: Budget, options: LoaderOptions) -> Budget:
+def _current_budget(system: System, headroom: Headroom, first: Budget, options: LoaderOptions) -> Budget:
     """The budget now: quotas, affinity and memory limits that change while running are obeyed.
 
     CPUs grow no further than they were at the start, and stay as the user said if he did.
     """
     cpus = first.cpus if options.cpus is not None else min(first.cpus, cpu_reading(system).cpus)
-    return replace(first, cpus=cpus, memory_bytes=_memory_bytes(options.memory, memory_limit(system).limit_bytes))
+    return replace(first, cpus=cpus, memory_bytes=_memory_bytes(options.memory, headroom.least_limit()))
 
 
 def _share(pipeline: Pipeline, options: LoaderOptions) -> Share:

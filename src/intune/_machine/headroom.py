@@ -44,6 +44,10 @@ class Headroom:
         self._limits: list[MemoryLimit] = []
         self._read_at: float | None = None
 
+    def least_limit(self) -> int | None:
+        """The tightest limit of the system in bytes; None = none could be read."""
+        return min((limit.limit_bytes for limit in self._current() if limit.limit_bytes is not None), default=None)
+
     def read(self) -> MemoryUse | None:
         """The limit that is nearest to being reached; None = nothing could be read."""
         found = [use for use in (self._use(limit) for limit in self._current()) if use is not None]
