@@ -347,9 +347,7 @@ def fixed_bytes() -> int:
         if not words[0].endswith(":"):
             name = " ".join(words[5:])
             of_file = name.startswith("/") and not name.startswith(("/memfd:", "/dev/zero", "/dev/shm", "/SYSV"))
-        elif words[0] == "Pss:" and not of_file:
-            total += int(words[1]) * 1024
-        elif words[0] == "Anonymous:" and of_file:  # pages of a private mapping that were written to
+        elif (words[0] == "Pss:" and not of_file) or (words[0] == "Anonymous:" and of_file):
             total += int(words[1]) * 1024
     return total
 

@@ -57,15 +57,27 @@ class TestSegment:
         segment.arrived(items[0])
         assert segment.opens_order()
 
-    def test_batches_that_wait_for_the_consumer_count_as_unfinished(self) -> None:
-        setting = context(max_ahead=3, prefetch=5)
+    @pytest.mark.parametrize(("prefetch", "most"), [(None, 3), (5, 5), (1, 1)])
+    def test_there_is_room_until_as_many_batches_wait_as_were_chosen(self, prefetch: int | None, most: int) -> None:
+        setting = context(max_ahead=3, prefetch=prefetch)
         delivery = Delivery(setting, 0, lambda: None)
         segment = Segment(setting, 1, 0, delivery, set())
-        for root in range(3):
+        for root in range(most):
+            assert (segment.has_room(), segment.opens_order()) == (True, True)
             segment.arrived(begun(segment, root))
-        assert (len(delivery.ready), segment.low, segment.opens_order()) == (3, 3, False)
+        assert (len(delivery.ready), segment.has_room(), segment.few_ready()) == (most, False, False)
         delivery.ready.popleft()
-        assert segment.opens_order()
+        assert segment.has_room()
+
+    def test_on_a_device_there_is_room_for_two_unless_more_were_chosen(self) -> None:
+        for prefetch, most in ((None, 2), (4, 4)):
+            setting = context(max_ahead=9, prefetch=prefetch)
+            delivery = Delivery(setting, 0, lambda: None)
+            segment = Segment(setting, 1, 0, delivery, set())
+            for root in range(most):
+                assert segment.few_ready()
+                segment.arrived(begun(segment, root))
+            assert not segment.few_ready()
 
     def test_few_children_lie_past_the_lowest_unfinished_one(self) -> None:
         segment = Segment(context(max_ahead=4), 2, 0, Taken(), set())
@@ -385,8 +397,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert not any(hand.forced and not hand.read for hand in self.live.values())
         if ledger.budget is not None and not segment.forecast.known:
             assert segment.live == 0
-        waiting = len(self.delivery.ready)
-        assert not waiting or waiting < (self.context.prefetch or self.context.max_ahead - segment.live)
+        assert len(self.delivery.ready) < (self.context.prefetch or self.context.max_ahead)
         path, bound = (draw.root, draw.given), draw.unit.bound
         item = segment.begin(path, draw.root, segment.forecast, bound, lambda: f"unit {draw.root}")
         made = draw.unit.gives[draw.drawn] if draw.drawn < len(draw.unit.gives) else None

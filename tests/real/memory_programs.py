@@ -42,13 +42,13 @@ def item_of(array: np.ndarray) -> int:
     return int(array[:8].view(np.int64)[0])
 
 
-def thread_loader(items: int, tokens: int, tuner: str = "shared") -> Any:
-    """Two stages in threads: the second one needs three times of what it gives, in bursts of large items."""
+def thread_loader(items: int, tokens: int, tuner: str = "shared", burst: int = 3) -> Any:
+    """Two stages in threads: the second one needs three times of what it gives. In bursts items are larger."""
     clock = EmulatedClock(SystemClock())
     pool = TokenPool(tokens, clock)
 
     def size(item: int) -> int:
-        return 2 * MIB * (3 if item % 100 >= 90 else 1)
+        return 2 * MIB * (burst if item % 100 >= 90 else 1)
 
     def load(item: int) -> np.ndarray:
         out = made(size(item), item)
@@ -80,7 +80,7 @@ def lowered(choices: dict[str, Any]) -> Any:
     listener = threading.Thread(target=lambda: (sys.stdin.readline(), told.set()))
     listener.start()
     found = []
-    with thread_loader(1_000_000, 16) as loader:
+    with thread_loader(1_000_000, 40, burst=1) as loader:
         for item in loader:
             found.append(item_of(item))
             if len(found) % 10 == 0:
@@ -243,8 +243,8 @@ def epochs(choices: dict[str, Any]) -> Any:
     """What is used after each of ten epochs over a Parquet file, and the sum of each."""
     found, sums = [], []
     pipe = intune.read_parquet(choices["file"]).map(lambda block: block).batch(8192)
-    with pipe.loader(cpus=2, epochs=10) as loader:
-        for _ in range(10):
+    with pipe.loader(cpus=2, epochs=choices.get("epochs", 10)) as loader:
+        for _ in range(choices.get("epochs", 10)):
             sums.append(sum(int(np.asarray(batch["x3"]).sum()) for batch in loader))
             found.append(used())
     return {"used": found, "sums": sums, "pool": pa.total_allocated_bytes()}
@@ -258,6 +258,7 @@ def fewer(choices: dict[str, Any]) -> Any:
             self.weights = made(100_000_000, 0)
 
         def __call__(self, item: int) -> int:
+            time.sleep(0.005)  # so that all four get some
             return item + int(self.weights[8])
 
     tuner = Fixed(4)

@@ -32,7 +32,7 @@ class Context:
         clock: Time.
         ledger: Bytes in flight.
         ordered: Whether order is restored.
-        prefetch: Batches that may wait for the consumer; None = `max_ahead` with those in hand.
+        prefetch: Batches that may wait for the consumer; None = `max_ahead`.
         max_ahead: The most items past the lowest unfinished one.
         skip: Whether failures are left out.
         exact_rows: A map must keep the number of rows: lengths were promised.
@@ -125,7 +125,7 @@ class Segment:
 
     def opens_order(self) -> bool:
         """Whether one more root may begin: few enough lie past the lowest unfinished one."""
-        return self.next_root - self._passed() < self.context.max_ahead and not self._overfull()
+        return self.next_root - self.low < self.context.max_ahead and not self._overfull()
 
     def opens_child(self, path: Path) -> bool:
         """Whether the item with this path may come into being: what order waits for always may."""
@@ -148,13 +148,13 @@ class Segment:
     def has_room(self) -> bool:
         """Whether the consumer, if it stands at the end, has few enough batches waiting for one more to begin.
 
-        Unless the user said how many that are, what waits and what is in hand count together: with a limit on those
-        that wait alone all would begin at once when these are taken, and come in bursts with gaps between.
+        Unless the user said how many that are, as many may wait as may be in hand, if there is memory: a consumer that
+        pauses finds them when it goes on. With few of them all would begin at once when these are taken, and come in bursts.
         """
-        if not isinstance(self.end, Delivery) or not self.end.ready:
+        if not isinstance(self.end, Delivery):
             return True
-        ready, most = len(self.end.ready), self.context.prefetch
-        return ready + self.live < self.context.max_ahead if most is None else ready < most
+        most = self.context.prefetch
+        return len(self.end.ready) < (self.context.max_ahead if most is None else most)
 
     def few_ready(self) -> bool:
         """Whether so few batches wait for the consumer that one more may be put on its device."""
@@ -292,13 +292,6 @@ class Segment:
     def _overfull(self) -> bool:
         """Without order nothing waits at the end for room there, so nothing more may begin."""
         return self._restorer is None and self.end.full
-
-    def _passed(self) -> int:
-        if isinstance(self.end, Delivery) and self.end.ready:
-            if self._restorer is None:
-                return self.low - len(self.end.ready)
-            return min(self.low, self.end.ready[0].path[0])
-        return self.low
 
     def _left(self, item: Item) -> None:
         self.live -= 1
