@@ -183,12 +183,17 @@ def build_loader(
     share = _share(pipeline, options)
     system, clock = System(), clock or SystemClock()
     first = budget() if budget is not None else machine_budget(system, options.cpus, options.memory)
-    user_limit = first.memory_bytes if options.memory is not None or budget is not None else None
     probe = LockProbe(system, clock)
     meter = Meter(system, clock, probe)
-    headroom = Headroom(system, meter.memory, lambda: user_limit, clock)
-    if budget is None:
-        budget = partial(_current_budget, system, headroom, first, options)
+    latest, limited = first, options.memory is not None or budget is not None
+    headroom = Headroom(system, meter.memory, lambda: latest.memory_bytes if limited else None, clock)
+    read_budget = budget or partial(_current_budget, system, headroom, first, options)
+
+    def current_budget() -> Budget:
+        nonlocal latest
+        latest = read_budget()
+        return latest
+
     _check_memory(options, first, meter)
     exact = share.world_size > 1 and share.on_uneven != "uneven"
     context = Context(
@@ -225,7 +230,7 @@ def build_loader(
         kept = _open_journal(options.journal, clock)
         brake = BrakeThread(engine, used, engine.note, release_unused, clock)
         watched = _Watched(engine, brake.brake)
-        controller = Controller(watched, decide, budget=budget, guard=Guard(), journal=kept, clock=clock)
+        controller = Controller(watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock)
         controller.step()  # the first allocation, before anything runs
         return Loader(engine, LoaderControl(controller, brake, probe, kept, watched))
     except BaseException:

@@ -304,6 +304,7 @@ class Work:
 
     def __init__(self) -> None:
         self.bytes = (0, 0)
+        self.epochs_ended = 0
         self.told: list[int | None] = []
 
     def in_flight(self) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def thread_loader(items: int, tokens: int, tuner: str = "shared", burst: int = 3
 
 def threads(choices: dict[str, Any]) -> Any:
     """All items, as fast as they come."""
-    with thread_loader(choices["items"], 16, choices["tuner"]) as loader:
+    with thread_loader(choices["items"], 40, choices["tuner"]) as loader:
         return {"ids": [item_of(item) for item in loader], "said": loader.explain()}
 
 

@@ -112,6 +112,11 @@ class Brake:
         moments = list(self._moments)  # another thread may ask
         return min((moment.rest for moment in moments), default=None)
 
+    def forget(self) -> None:
+        """Nothing is measured any more: what was is no basis for decisions."""
+        self._moments.clear()
+        self._holding = False
+
     def observe(self, now: Reading) -> Braking:
         """Decide by a reading and those before it."""
         rest = max(0, now.memory_bytes - now.held_bytes)
@@ -157,6 +162,9 @@ class Brake:
 class Brakable(Protocol):
     """A workload that the brake can hold back."""
 
+    epochs_ended: int
+    """Epochs that were delivered to their end: allocators may give back what they kept for them."""
+
     def in_flight(self) -> tuple[int, int]:
         """Bytes that items in flight hold, and the same with what is reserved for them."""
         ...
@@ -192,13 +200,18 @@ class BrakeThread:
         self.brake = Brake()
         self._applied: int | None = None
         self._held_since: float | None = None
+        self._epochs_ended = workload.epochs_ended
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def step(self) -> None:
         """One reading and what follows from it, in the calling thread."""
+        ended, self._epochs_ended = self._epochs_ended, self._workload.epochs_ended
+        if ended != self._epochs_ended:
+            self._release()
         found = self._read()
         if found is None:
+            self.brake.forget()
             self._apply(None)
             return
         limit, memory = found
@@ -213,8 +226,11 @@ class BrakeThread:
             self._say(now, limit, memory, held)
 
     def start(self) -> None:
-        """Go on in a thread until `stop`; nothing happens if it runs already."""
-        if self._thread is None:
+        """A first step now, before any item begins; then go on in a thread until `stop`.
+
+        Nothing happens if it runs already.
+        """
+        if self._thread is None and self._try_step():
             self._stop = threading.Event()
             thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-control-brake", daemon=True)
             thread.start()
@@ -229,12 +245,18 @@ class BrakeThread:
 
     def _loop(self, stop: threading.Event) -> None:
         while not self._clock.sleep(self.SECONDS, stop):
-            try:
-                self.step()
-            except Exception:
-                _log.exception("The memory brake failed; training goes on by the guard's limits alone")
-                self._workload.hold_back(None)
+            if not self._try_step():
                 return
+
+    def _try_step(self) -> bool:
+        try:
+            self.step()
+        except Exception:
+            _log.exception("The memory brake failed; training goes on by the guard's limits alone")
+            self.brake.forget()
+            self._workload.hold_back(None)
+            return False
+        return True
 
     def _apply(self, most: int | None) -> None:
         applied = self._applied

@@ -93,6 +93,7 @@ class Engine:
         self.scheduler.observe = self._observe
         self.runs: list[EpochRun] = []
         self.skips: list[str] = []
+        self.epochs_ended = 0
         self.consumer = ConsumerCounters()
         self._clock = context.clock
         self._machine = machine
@@ -288,6 +289,7 @@ class Engine:
             raise run.error
         if item is None:
             if run.delivery.ended:
+                self.epochs_ended += 1
                 self._events.append(Event("epoch_end", None, f"epoch {run.epoch}"))
             return None
         self._deliveries += 1

@@ -149,7 +149,7 @@ class Segment:
         """Whether the consumer, if it stands at the end, has few enough batches waiting for one more to begin.
 
         Unless the user said how many that are, as many may wait as may be in hand, if there is memory: a consumer that
-        pauses finds them when it goes on. With few of them all would begin at once when these are taken, and come in bursts.
+        pauses finds them when it goes on. If only few could, all would begin at once when these are taken, in bursts.
         """
         if not isinstance(self.end, Delivery):
             return True
