@@ -1,7 +1,8 @@
 """Columns whose values stand in the names of folders: "day=3/country=de/part-0.parquet"."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -21,7 +22,7 @@ class Partitions:
 
     A folder `name=value` is the value of the column `name` for all files below it; pyarrow reads the names. Names and
     values are percent-decoded, and `__HIVE_DEFAULT_PARTITION__` is null. Without declared types a column whose values
-    are all whole numbers that fit it is int32, and any other a dictionary of strings.
+    are all whole numbers that fit it, written without leading zeros, is int32, and any other a dictionary of strings.
 
     Attributes:
         schema: Names and types of the columns.
@@ -90,9 +91,19 @@ def _schema_and_reader(
             f"pyarrow.dataset.partitioning(schema, flavor='hive') gives, not {partitioning!r}"
         )
     found = _inferred([folder for folder in folders if "=" in folder])
-    found = pa.schema([field for field in found if field.name])
+    zeros = {name for folder in folders for name in _with_zeros(folder)}
+    found = pa.schema([field.with_type(pa.string()) if field.name in zeros else field for field in found if field.name])
     typed = [field.with_type(_DICTIONARY) if field.type == pa.string() else field for field in found]
     return pa.schema(typed), _hive(found)
+
+
+def _with_zeros(folder: str) -> Iterator[str]:
+    """Names whose value in the path of a folder has leading zeros, or is -0: it is more than a number."""
+    for part in folder.split("/"):
+        name, _, value = part.partition("=")
+        digits = unquote(value).removeprefix("-")
+        if digits.startswith("0") and (len(digits) > 1 or value != digits):
+            yield unquote(name)
 
 
 def _inferred(folders: list[str]) -> pa.Schema:
