@@ -1,6 +1,8 @@
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -269,3 +271,46 @@ def test_times_add_up(times: list[tuple[int, int]]) -> None:
         median = waits[(len(waits) + 1) // 2 - 1]
         assert report.wait_largest_seconds == pytest.approx(waits[-1], abs=1e-9)
         assert report.wait_median_seconds == pytest.approx(median, rel=0.42, abs=1e-6)
+
+
+# ---- a report that fails ---------------------------------------------------------------------------------------------
+
+
+def failing(line: str) -> None:
+    raise RuntimeError("the report broke")
+
+
+def test_a_report_that_fails_is_logged_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    loader = intune.watch(Loader(clock, [1.0] * 3), every=1.0, report=failing, clock=clock)
+    assert list(loader) == [0, 1, 2]
+    assert loader.report().batches == 3
+    assert [record.name for record in caplog.records] == ["intune._watch"] * 4
+    assert caplog.messages[-1].startswith("RuntimeError: the report broke, while it was told: intune: the loop waited")
+
+
+def test_a_report_that_fails_does_not_hide_the_error_of_the_loader(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        list(intune.watch(broken(), report=failing))
+    assert caught.value.__context__ is None
+    assert len(caplog.records) == 1
+
+
+def test_a_report_may_be_interrupted() -> None:
+    def interrupted(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(intune.watch([1], report=interrupted))
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_where_stderr_takes_nothing_training_goes_on(stderr: str) -> None:
+    program = "import intune; list(intune.watch(range(20))); list(intune.watch([1])); print('went on')"
+    command = ["sh", "-c", f'exec "$0" -c "$1" {stderr}', sys.executable, program]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert run.stdout == "went on\n"

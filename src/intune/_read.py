@@ -30,13 +30,14 @@ def read_parquet(
 
     Folders called `name=value` are columns, as in Hive: the rows of "clicks/day=3/country=de/part-0.parquet" have
     `day` 3 and `country` "de". A column whose values are whole numbers that fit it is int32, any other a dictionary of
-    strings, unless `partitioning` declares its type. Names and values are percent-decoded,
-    `__HIVE_DEFAULT_PARTITION__` is null. All of the path counts, the folders above a given one too.
+    strings, also one with leading zeros beside fewer digits ("01", "1"), unless `partitioning` declares its type. Names and values are
+    percent-decoded, `__HIVE_DEFAULT_PARTITION__` is null. All of the path counts, the folders above a given one too.
 
     Args:
         paths: A path, glob ("clicks/**/*.parquet"), folder or URI ("s3://clicks/2026"), or a list of them; read in the
             order of paths. Paths may be on several file systems, by their URIs or as pairs (file system, path); they
-            are then read one file system after the other, as first given.
+            are then read one file system after the other, as first given. Links are followed; a file that would come
+            twice by way of one is an error, and so is a link to nothing.
         columns: Columns to read, in this order, those of folders too; None = all, those of folders last. Others are
             not read from disk.
         dictionary_columns: Columns of strings or bytes to be given as dictionary arrays: each distinct value once,
@@ -48,7 +49,8 @@ def read_parquet(
 
     Raises:
         SourceError: If a path is missing or no Parquet file, columns are unknown, files' schemas do not fit, a folder's
-            value does not fit its type, or a wanted column is both in a file and in the names of folders.
+            value does not fit its type, or a wanted column is both in a file and in the names of folders. While
+            reading, by this reader and the others of files: if a file has changed since it was listed here.
     """
     source = ParquetSource(
         paths,
@@ -178,7 +180,8 @@ def from_dataset(
     Args:
         dataset: Has `__getitem__` and `__len__`. For processes it is sent by cloudpickle, and each of them holds its
             own copy: what cannot be sent (an open file, a connection) is best made at the first `__getitem__`.
-        sampler: Fixes the order: gives the numbers of this rank, anew each epoch (after `set_epoch(epoch)`).
+        sampler: Fixes the order: gives the numbers of this rank, anew each epoch (after `set_epoch(epoch)`). To go on
+            in the middle of an epoch, it must give that epoch the same order again, which is checked.
         executor: Where `__getitem__` runs, as for `Pipeline.map`: "thread" for what releases the interpreter lock
             (reading, numpy), "process" for what holds it (plain Python), "auto" to have that measured on the first
             samples. In processes `random`, numpy and torch are seeded anew for each sample.

@@ -1,5 +1,6 @@
 """How long a training loop waits for data, whatever gives it the data."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from intune._clock import Clock, SystemClock
 from intune._words import count, duration
+
+_log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
@@ -119,7 +122,7 @@ def watch(
     Args:
         loader: Any iterable of batches: a DataLoader, a loader of this library, a `tf.data` dataset, a generator.
         every: Also report while a pass goes on, each time that so many seconds have passed; None = only at the end.
-        report: Gets each line; None = printed to standard error.
+        report: Gets each line; None = printed to standard error. If it raises, that is logged and the loop goes on.
         clock: Time; None = the machine's.
 
     Returns:
@@ -255,7 +258,11 @@ class _Pass(Iterator[Batch]):
 
     def _tell(self, now: float) -> None:
         self._told = now
-        self._report(f"intune: {self._counts.since(self._before, self._largest)}")
+        line = f"intune: {self._counts.since(self._before, self._largest)}"
+        try:
+            self._report(line)
+        except Exception as error:  # training is worth more than a line about it
+            _log.warning("%s: %s, while it was told: %s", type(error).__name__, error, line)
 
 
 def _quantile(waits: list[int], share: float, largest: float) -> float | None:
@@ -268,4 +275,5 @@ def _quantile(waits: list[int], share: float, largest: float) -> float | None:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr)
+    if sys.stderr is not None:  # as it is where the process was begun without one; None would mean stdout to print
+        print(line, file=sys.stderr)

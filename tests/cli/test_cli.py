@@ -1,6 +1,7 @@
 """The command: what it makes, what it says when something is wrong, and how it ends."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -24,8 +25,9 @@ from intune._machine import System, memory_limit
 from intune.cli.app import app
 from intune.cli.generate import progress_lines
 from intune.cli.own_rows import own_rows
-from intune.cli.train import new_run_dir
+from intune.cli.train import new_run_dirs
 from intune.recsys.generate import write_criteo
+from intune.recsys.run_folder import RunFolder
 
 SMALL_MODEL = ("--rows-per-table", "500", "--batch-size", "100")
 COMMAND = (sys.executable, "-c", "import sys; from intune.cli import main; sys.exit(main())")
@@ -193,6 +195,81 @@ def test_generate_on_a_full_disk_is_an_error_of_one_line() -> None:
     assert list(Path("logs").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("x" * 300, "cannot be made: File name too long"),
+        ("x" * 300 + ".parquet", "was not written: File name too long; nothing is left of it"),
+        ("file/rows.parquet", "the folder file cannot be made: File exists"),
+        ("file/deep/rows.parquet", "the folder file/deep cannot be made: Not a directory"),
+    ],
+)
+def test_generate_where_nothing_can_be_written(path: str, message: str) -> None:
+    Path("file").touch()
+    assert message in user_error("generate", path, "--rows", "1")
+    assert [each.name for each in Path().iterdir()] == ["file"]
+
+
+def test_generate_refuses_days_that_are_there_in_part() -> None:
+    for name in ("day_7.parquet", "day_3.parquet", "day_10.parquet", "day_1", "day_01.parquet", "day_x.parquet"):
+        Path("logs").mkdir(exist_ok=True)
+        (Path("logs") / name).touch()
+    assert "logs/day_3.parquet is there already" in user_error("generate", "logs", "--days", "8", "--rows", "1")
+    assert invoke("generate", "logs", "--days", "3", "--rows", "1").exit_code == 0
+
+
+@pytest.mark.slow
+def test_very_many_days_begin_at_once_and_an_interrupt_says_how_many_are_whole() -> None:
+    with command("generate", "logs", "--days", str(10**12), "--rows", "1") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith(": logs/day_0.parquet\n")
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    said = re.fullmatch(r"interrupted after ([\d,]+) of 1,000,000,000,000 files; each that is in logs is whole\n", err)
+    assert said, err
+    written = len(list(Path("logs").iterdir()))
+    assert written - int(said[1].replace(",", "")) in (0, 1)  # one more where it came before it was counted
+    assert [path.suffix for path in Path("logs").iterdir()] == [".parquet"] * written
+
+
+def redirected(how: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command with its streams as a shell redirects them."""
+    shell = ["sh", "-c", f'exec "$@" {how}', "sh", *COMMAND, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(shell, capture_output=True, text=True, timeout=100, check=False, env=environment)
+
+
+@pytest.mark.slow
+def test_a_stdout_that_is_closed_or_full() -> None:
+    closed = redirected(">&-", "generate", "a.parquet", "--rows", "10")
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+    full = redirected(">/dev/full", "generate", "b.parquet", "--rows", "10")
+    size = Path("b.parquet").stat().st_size
+    assert full.returncode == 120
+    assert re.fullmatch(
+        r"error: stdout cannot be written to: No space left on device; it was to say: "
+        rf"10 rows, {size:,} bytes, best possible AUC 0\.\d+: b\.parquet\n",
+        full.stderr,
+    ), full.stderr
+    write_criteo("same", 10)
+    assert Path("a.parquet").read_bytes() == Path("b.parquet").read_bytes() == Path("same").read_bytes()
+    all_closed = redirected("<&- >&- 2>&-", "generate", "c.parquet", "--rows", "10")
+    assert all_closed.returncode == 0
+    assert Path("c.parquet").read_bytes() == Path("same").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_full_stdout_does_not_end_training() -> None:
+    write_criteo("logs/part-0.parquet", 400)
+    full = redirected(">/dev/full", "train", "logs", *SMALL_MODEL, "--run-dir", "run", "--epochs", "2")
+    assert full.returncode == 120
+    assert full.stderr.startswith(
+        "error: stdout cannot be written to: No space left on device; it was to say: in short"
+    )
+    assert json.loads(Path("run/summary.json").read_text())["rows_by_epoch"] == [360, 360]
+
+
 # ---- train ----------------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +367,12 @@ def test_a_resumed_run_refuses_other_data_in_the_words_of_the_command(tmp_path: 
         (("nowhere",), "no file or folder 'nowhere'"),
         (("logs", "--held-out", "1"), "--held-out must be a share from 0 to 0.5"),
         (("logs", "--rows-shuffle", "-1"), "--rows-shuffle must be at least 0"),
+        (("logs", "--held-out", "1e-320"), "--held-out must be a share from 0 to 0.5"),
+        (("logs", "--seed", "9" * 23), "--seed must be from 0 to 2**63-1, got 999"),
+        (("logs", "--rows-per-table", "1000000000"), "--rows-per-table 1000000000 takes 3,099.4 GiB for the model"),
+        (("logs", "--device", "meta"), "device 'meta' cannot be used: "),
+        (("logs", "--run-dir", "x" * 300), "cannot be made: File name too long"),
+        (("logs", "--run-dir", "other.csv/run"), "the run folder other.csv/run cannot be made: Not a directory"),
         (("logs", "--epochs", "0"), "--epochs must be at least 1, got 0"),
         (("logs", "--tuner", "clever"), "unknown tuner 'clever'"),
         (
@@ -319,10 +402,32 @@ def test_what_the_user_did_wrong_is_one_line(arguments: tuple[str, ...], message
 
 def test_the_run_folder_gets_a_number_where_the_name_is_taken(tmp_path: Path) -> None:
     now = datetime(2024, 5, 6, 7, 8, 9)
-    first = new_run_dir(tmp_path, "data/clicks.parquet", now)
-    assert first == tmp_path / "20240506-070809-clicks"
+    first, second = itertools.islice(new_run_dirs(tmp_path, "data/clicks.parquet", now), 2)
+    assert (first, second) == (tmp_path / "20240506-070809-clicks", tmp_path / "20240506-070809-clicks-2")
     first.mkdir()
-    assert new_run_dir(tmp_path, "data/clicks/", now) == tmp_path / "20240506-070809-clicks-2"
+    assert next(new_run_dirs(tmp_path, "data/clicks/", now)) == second
+    long = next(new_run_dirs(tmp_path, "\u00e9" * 200, now))
+    long.mkdir()  # so its name is not too long
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_another_run_made_a_moment_before_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_criteo("logs/part-0.parquet", 400)
+    made: list[Path] = []
+
+    def also_made(folder: RunFolder, config: str) -> None:
+        if len(made) < 2:
+            folder.path.mkdir(parents=True)
+        made.append(folder.path)
+        make(folder, config)
+
+    make = RunFolder.make
+    monkeypatch.setattr(RunFolder, "make", also_made)
+    result = invoke("train", "logs", *SMALL_MODEL)
+    assert result.exit_code == 0, result.output
+    assert [path.name.removeprefix(made[0].name) for path in made] == ["", "-2", "-3"]
+    assert [sorted(os.listdir(path)) for path in made[:2]] == [[], []]
+    assert result.stdout.splitlines()[-1] == f"run folder  {made[2]}"
 
 
 # ---- as a process ---------------------------------------------------------------------------------------------------

@@ -45,3 +45,23 @@ def test_ctrl_c_is_one_line_with_what_is_known(capsys: pytest.CaptureFixture[str
             raise stop
         assert ended.value.exit_code == 130
         assert capsys.readouterr() == ("", f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(30, "Read-only file system", "/a/b"), "/a/b: Read-only file system"),
+        (FileNotFoundError("no such thing"), "no such thing"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, clean_endings():
+        raise error
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr() == ("", f"error: {said}\n")
+
+
+def test_the_end_of_a_pipe_is_left_to_who_called() -> None:
+    with pytest.raises(BrokenPipeError), clean_endings():
+        raise BrokenPipeError(32, "Broken pipe")

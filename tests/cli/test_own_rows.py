@@ -3,7 +3,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from intune import __version__
+from intune import IntuneError, __version__
 from intune.cli.own_rows import own_rows
 
 
@@ -30,5 +30,5 @@ def test_without_the_variable_it_is_below_home(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "intune").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(OSError, match="intune"):
+    with pytest.raises(IntuneError, match=r"the folder .*intune cannot be made: File exists"):
         own_rows(10)

@@ -258,14 +258,18 @@ def stepped(rows: str) -> str:
         (signal.SIGTERM, at_call("intune.recsys.dlrm:DLRM.__init__"), NOT_TRAINED),
         (signal.SIGINT, at_call("intune._compose:build_loader"), NOT_TRAINED),
         (signal.SIGINT, at_call("intune.pipeline.engine:Engine.close"), NOT_TRAINED),
+        (signal.SIGINT, at_call("intune.recsys.run_folder:RunFolder.make"), NOT_TRAINED),
+        (signal.SIGTERM, at_call("intune.recsys.run_folder:RunFolder.claim"), NOT_TRAINED),
+        (signal.SIGINT, at_call("intune.recsys.whole:os.replace"), NOT_TRAINED),
+        (signal.SIGINT, at_call("intune.recsys.train:expected_rows"), NOT_TRAINED),
         (
             signal.SIGINT,
             at_call("intune.pipeline.engine:Engine.begin"),
-            "before the first step, so nothing was saved; .*",
+            "before the first step, so nothing was saved; the run folder run is removed again",
         ),
         (signal.SIGINT, at_call("intune.recsys.dlrm:DLRM.forward", 7), stepped("700")),
         (signal.SIGTERM, at_call("intune.pipeline.loader:LoaderIterator._take", 7), stepped("700")),
-        (signal.SIGINT, at_call("intune.recsys.whole:os.replace"), stepped("1,800")),
+        (signal.SIGINT, at_call("intune.recsys.whole:os.replace", 2), stepped("1,800")),
         (signal.SIGINT, at_call("intune.pipeline.engine:Engine.close", 2), TRAINED),
         (signal.SIGTERM, at_call("intune.recsys.train:auc"), TRAINED),
         (signal.SIGINT, at_call("intune.recsys.summary:Summary.write"), TRAINED),
@@ -281,6 +285,8 @@ def test_wherever_it_lands_the_command_ends_with_its_code_and_a_line(
     code, _, err = ended(number, where, *TRAIN)
     assert code == 128 + number
     assert re.fullmatch(f"{WORD[number]} {said}\n", err), err
+    begun = said not in (NOT_BEGUN, NOT_TRAINED) and "before the first step" not in said
+    assert Path("run").exists() == begun
 
 
 @pytest.mark.slow
@@ -305,7 +311,7 @@ def test_where_a_run_would_be_resumed_it_says_what_stands() -> None:
 @pytest.mark.usefixtures("logs")
 @pytest.mark.parametrize("place", ["intune.recsys.dlrm:DLRM.forward", "intune.recsys.whole:os.fsync"])
 def test_several_at_once_lose_nothing(place: str) -> None:
-    call = 7 if place.endswith("forward") else 1
+    call = 7 if place.endswith("forward") else 3  # config.json and its folder come first
     code, _, err = ended(signal.SIGINT, at_call(place, call, many=3), *TRAIN)
     rows = "700" if call == 7 else "1,800"
     assert (code, err) == (130, f"interrupted after {rows} rows; to go on: intune train --resume run\n")
@@ -320,7 +326,7 @@ def test_generate_leaves_nothing_half_written(number: signal.Signals) -> None:
     code, out, err = ended(
         number, at_call("intune.recsys.write:_with_hex_strings"), "generate", "new.tsv", "--rows", "9"
     )
-    assert (code, out, err) == (128 + number, "", f"{WORD[number]}\n")
+    assert (code, out, err) == (128 + number, "", f"{WORD[number]} nothing is left of new.tsv\n")
     assert list(Path().iterdir()) == []
 
 

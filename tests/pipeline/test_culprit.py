@@ -10,7 +10,7 @@ import pytest
 import intune
 from intune import PipelineError
 from intune.pipeline import transport
-from intune.pipeline.culprit import why_unpicklable
+from intune.pipeline.culprit import innermost_unpicklable, why_unpicklable
 
 
 class Locked:
@@ -27,6 +27,16 @@ class Locked:
 
     def method(self, item: Any) -> Any:
         return item
+
+
+class Numbers:
+    """A dataset that can be sent."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return index
 
 
 class Part(Locked):
@@ -93,6 +103,34 @@ LOCK = "(a lock)"
 )
 def test_the_way_to_the_part(value: Any, role: str, said: str) -> None:
     assert why_unpicklable(value, transport.dumps, role) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(Part(), "a lock"), ([1, {"a": (2, Locked())}], "a lock"), (NoState(), "a NoState")]
+)
+def test_the_part_alone(value: Any, said: str) -> None:
+    assert innermost_unpicklable(value, transport.dumps) == said
+
+
+@pytest.mark.parametrize("kind", ["map", "dataset", "flat_map"])
+def test_a_result_in_processes(kind: str) -> None:
+    """What the function gave is named, not what it travels in."""
+
+    def gives_lock(value: int) -> Any:
+        return [{"value": value, "lock": threading.Lock()}]
+
+    class Locks(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return gives_lock(index)
+
+    pipe = {
+        "map": intune.from_iterable(range(3)).map(gives_lock, executor="process"),
+        "flat_map": intune.from_iterable(range(3)).flat_map(gives_lock, executor="process"),
+        "dataset": intune.from_dataset(Locks(), executor="process"),
+    }[kind]
+    with pipe.loader(cpus=1) as loader, pytest.raises(TypeError, match="cannot pickle") as raised:
+        next(iter(loader))
+    assert "intune: what cannot be pickled is a lock" in raised.value.__notes__
 
 
 def test_a_dataset_in_processes() -> None:

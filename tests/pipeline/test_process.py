@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -26,8 +27,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from intune._errors import AllocationError, LoaderError, PipelineError, StageError, WorkerDiedError
+from intune._machine import System
 from intune.pipeline.handle import worker_environment
-from intune.pipeline.process import ProcessPool
+from intune.pipeline.process import ProcessPool, _tightest_limit
 
 PATIENCE = 30.0
 Make = Callable[..., ProcessPool]
@@ -369,6 +371,7 @@ def test_items_and_results_that_cannot_cross_are_explained(make: Make) -> None:
     with pytest.raises(TypeError, match="cannot pickle") as raised:
         pool.call(1)
     assert any("function's result, a lock, cannot be sent" in note for note in raised.value.__notes__)
+    assert "intune: what cannot be pickled is a lock" in raised.value.__notes__
     assert pool.call(0) == "fine"
 
 
@@ -699,10 +702,69 @@ def test_an_item_that_kills_again_raises(death: str, make: Make, tmp_path: Path)
     assert pool._arena.in_use <= pool._room.size + 500_000
 
 
+def test_deaths_with_an_item_in_hand_are_told(make: Make, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def note(how: str) -> None:
+        told.append(f"{how}, {pool.live} live")  # asks for the lock: nobody may hold it
+
+    pool = make(DiesOnce(tmp_path, kill, times=3), retries=1, on_death=note)
+    with pytest.raises(WorkerDiedError):
+        pool.call(np.ones(3))
+    assert [how.split(",")[0] for how in told] == ["was killed by SIGKILL"] * 2
+    assert pool.call(np.ones(3))[0] == 3  # the third death, and its retry
+    assert len(told) == 3
+    until(lambda: pool.live == 1)
+    (idle,) = pool.pids()
+    os.kill(idle, signal.SIGKILL)
+    until(lambda: pool.pids() not in ([], [idle]))
+    assert len(told) == 3  # it had no item
+
+
+def test_workers_that_closing_ends_are_no_deaths(make: Make, gate: Gate, threads: ThreadPoolExecutor) -> None:
+    told: list[str] = []
+    pool = make(gate, on_death=told.append)
+    call = threads.submit(pool.call, "a")
+    until(lambda: gate.begun() == ["a"])
+    pool.close()
+    with pytest.raises(LoaderError, match="closed"):
+        call.result()
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"": "max", "pod": str(2 << 30)}, r"1\.5 GiB of 2\.0 GiB used \(.*/pod/memory\.max\)"),
+        ({"": "max", "pod": "max"}, r"6\.0 GiB of 8\.0 GiB used \(MemTotal in /proc/meminfo\)"),
+        ({"": "max", "pod": str(4 << 30)}, r"6\.0 GiB of 8\.0 GiB used \(MemTotal"),  # the machine has less room left
+    ],
+)
+def test_the_memory_that_is_told_is_of_the_limit_with_the_least_room(
+    tmp_path: Path, limits: dict[str, str], said: str
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 2097152 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod\n")
+    (tmp_path / "proc/self/mountinfo").write_text("30 29 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n")
+    for name, limit in limits.items():
+        group = tmp_path / "sys/fs/cgroup" / name
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.stat").write_text(f"anon {3 << 29}\nshmem 0\n")
+    system = System(root=str(tmp_path), environ={}, soft_limit=lambda kind: None)
+    assert re.search(f"^{said}", _tightest_limit(system))
+
+
+def test_memory_of_which_nothing_is_known(tmp_path: Path) -> None:
+    system = System(root=str(tmp_path), environ={}, soft_limit=lambda kind: None)
+    assert _tightest_limit(system) == "no limit and use could be read"
+
+
 def test_retries_are_counted(make: Make, tmp_path: Path) -> None:
     assert make(DiesOnce(tmp_path, kill, times=3), retries=3).call(np.ones(3))[0] == 3
     (tmp_path / "second").mkdir()
-    with pytest.raises(WorkerDiedError, match=r"SIGKILL.* while it .* runs out\. Memory: .* [MG]iB are available"):
+    with pytest.raises(WorkerDiedError, match=r"SIGKILL.* while it .* runs out\. Memory: .* of .* used \(.*\); this"):
         make(DiesOnce(tmp_path / "second", kill), retries=0).call(np.ones(3))
 
 

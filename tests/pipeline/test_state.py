@@ -3,14 +3,20 @@
 import copy
 import functools
 import json
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import intune
 from intune import StateError
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.run import Position, Share
@@ -162,6 +168,96 @@ class TestIdentity:
         scale = Scale()
         scale.func = double  # type: ignore[attr-defined]
         assert known(function=scale)["chain"][0]["function"].endswith("Scale")
+
+
+class Numbers(list[int]):
+    """A sampler whose order is set from outside."""
+
+
+class TestOrder:
+    """The order that a sampler gives an epoch is known by a digest."""
+
+    def known(self, order: list[int]) -> dict[str, Any]:
+        return identity(Pipeline(DatasetSource(range(50), sampler=Numbers(order))), Share())
+
+    def test_the_same_order_goes_on(self) -> None:
+        state = make_state(self.known([4, 2, 49]), 3, Position(2))
+        assert read_state(json.loads(json.dumps(state)), self.known([4, 2, 49]), 0) == (3, Position(2))
+        assert len(state["order"]) == 16
+
+    @pytest.mark.parametrize("other", [[4, 49, 2], [4, 2], [4, 2, 48], [4, 2, 49, 0], []])
+    def test_another_order_is_refused_with_what_to_do(self, other: list[int]) -> None:
+        state = make_state(self.known([4, 2, 49]), 3, Position(2))
+        with pytest.raises(StateError, match=r"epoch 3 in another order than .* set_epoch\(epoch\), or .* \.shuffle"):
+            read_state(state, self.known(other), 0)
+
+    def test_before_an_epoch_any_order_will_do(self) -> None:
+        state = make_state(self.known([4, 2, 49]), 3, Position())
+        assert "order" not in state
+        assert read_state(state, self.known([1]), 0) == (3, Position())
+
+    def test_without_a_sampler_there_is_none(self) -> None:
+        mine = identity(Pipeline(DatasetSource(range(50))), Share())
+        state = make_state(mine, 3, Position(2))
+        assert "order" not in state
+        assert read_state(state, mine, 0) == (3, Position(2))
+
+    def test_a_state_that_lost_its_digest_is_refused(self) -> None:
+        state = make_state(self.known([4, 2, 49]), 3, Position(2))
+        del state["order"]
+        with pytest.raises(StateError, match="another order"):
+            read_state(state, self.known([4, 2, 49]), 0)
+
+
+class TestTimes:
+    """A file that was changed since is said, and does not keep anybody from going on."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for number in range(8):
+            pq.write_table(pa.table({"x": [number] * 10}), tmp_path / f"{number}.parquet")
+        return tmp_path
+
+    def known(self, folder: Path) -> dict[str, Any]:
+        return identity(intune.read_parquet(folder), Share())
+
+    def test_the_same_files_say_nothing(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        state = json.loads(json.dumps(make_state(self.known(folder), 0, Position(1))))
+        assert read_state(state, self.known(folder), 0) == (0, Position(1))
+        assert not caplog.records
+
+    def test_a_copy_is_said_once_and_goes_on(
+        self, folder: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        copied = shutil.copytree(folder, tmp_path_factory.mktemp("other") / "copy")
+        for number in (1, 7):
+            os.utime(copied / f"{number}.parquet", ns=(0, 5))
+        state = json.loads(json.dumps(make_state(self.known(folder), 0, Position(1))))
+        assert read_state(state, self.known(copied), 0) == (0, Position(1))
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("intune", "WARNING")
+        assert record.getMessage().startswith("1.parquet, 7.parquet: changed at another time than when the state was")
+        for number in range(8):
+            os.utime(copied / f"{number}.parquet", ns=(0, 5))
+        read_state(state, self.known(copied), 0)
+        assert "4.parquet and 3 more files: changed" in caplog.messages[-1]
+
+    def test_of_many_files_a_digest_is_kept(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        for number in range(70):
+            pq.write_table(pa.table({"x": [1]}), tmp_path / f"{number:02}.parquet")
+        state = json.loads(json.dumps(make_state(self.known(tmp_path), 0, Position(1))))
+        assert len(state["modified"]) == 16
+        read_state(state, self.known(tmp_path), 0)
+        assert not caplog.records
+        os.utime(tmp_path / "33.parquet", ns=(0, 5))
+        assert read_state(state, self.known(tmp_path), 0) == (0, Position(1))
+        assert caplog.messages[0].startswith("files: changed at another time")
+
+    def test_another_size_is_refused_as_before(self, folder: Path) -> None:
+        state = make_state(self.known(folder), 0, Position(1))
+        pq.write_table(pa.table({"x": list(range(10))}), folder / "3.parquet")
+        with pytest.raises(StateError, match=r"identity\.source\.files"):
+            read_state(state, self.known(folder), 0)
 
 
 class TestDamage:

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from intune import PipelineError, StateError  # noqa: E402
-from intune.recsys.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
+from intune.recsys.checkpoint import load_checkpoint, load_position, save_checkpoint  # noqa: E402
 from intune.recsys.config import TrainConfig  # noqa: E402
 from intune.recsys.dlrm import DLRM  # noqa: E402
 from intune.recsys.generate import write_criteo  # noqa: E402
@@ -91,7 +91,7 @@ class TestFile:
 
     def test_another_model_is_named(self, tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "c.npz", *made(rows=50), {})
-        with pytest.raises(StateError, match=r"another model: tables.weight is torch.float32 \[1300, 4\] there and"):
+        with pytest.raises(StateError, match=r"another model: tables.weight is float32 \[1300, 4\] there and"):
             load_checkpoint(tmp_path / "c.npz", *made(rows=60))
 
     @pytest.mark.parametrize("keep", [0, 10, 1000, -30])
@@ -111,7 +111,8 @@ class TestFile:
             def __reduce__(self) -> Any:
                 return os.mkdir, (str(tmp_path / "ran"),)
 
-        text = json.dumps({"schema": 1, "position": {}}).encode()
+        about = {"schema": 2, "position": {}, "optimizer": "Adagrad", "arrays": {"model/x": "object [1]"}}
+        text = json.dumps(about).encode()
         evil = np.array([Evil()], object)
         np.savez(tmp_path / "c.npz", json=np.frombuffer(text, np.uint8), **{"model/x": evil})  # type: ignore[arg-type]
         with pytest.raises(StateError, match="no whole checkpoint"):
@@ -121,8 +122,71 @@ class TestFile:
     def test_another_schema(self, tmp_path: Path) -> None:
         text = json.dumps({"schema": 99, "position": {}}).encode()
         np.savez(tmp_path / "c.npz", json=np.frombuffer(text, np.uint8))
-        with pytest.raises(StateError, match="has schema 99; this version reads 1"):
+        with pytest.raises(StateError, match="has schema 99; this version reads 2"):
             load_checkpoint(tmp_path / "c.npz", *made())
+
+    def test_the_state_of_another_optimizer(self, tmp_path: Path) -> None:
+        save_checkpoint(tmp_path / "c.npz", *made("sgd"), {})
+        with pytest.raises(StateError, match=r"another model: optimizer is SGD there and Adagrad here; optimizer/0/s"):
+            load_checkpoint(tmp_path / "c.npz", *made("adagrad"))
+
+    def test_an_array_that_is_not_there_is_missed(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.npz"
+        save_checkpoint(path, *made(), {})
+        with np.load(path) as arrays:
+            held = dict(arrays)
+        first = next(name for name in held if name.startswith("optimizer/"))
+        for wrong in (
+            {name: value for name, value in held.items() if name != first},
+            held | {first: held[first][None]},
+            held | {f"{first}_more": held[first]},
+        ):
+            np.savez(path, **wrong)  # type: ignore[arg-type]
+            with pytest.raises(StateError, match=rf"c\.npz is no whole checkpoint: {first}\w* is .* in its list$"):
+                load_checkpoint(path, *made())
+
+    @pytest.mark.parametrize("about", [None, 5, {"schema": 2}, {"schema": 2, "position": 5}])
+    def test_what_describes_itself_in_another_way(self, tmp_path: Path, about: Any) -> None:
+        np.savez(tmp_path / "c.npz", json=np.frombuffer(json.dumps(about).encode(), np.uint8))
+        for read in (lambda path: load_checkpoint(path, *made()), load_position):
+            with pytest.raises(StateError, match=r"c\.npz is no whole checkpoint: "):
+                read(tmp_path / "c.npz")
+
+    @pytest.mark.parametrize("classes", ["adagrad", "sgd"])
+    @pytest.mark.filterwarnings("ignore")  # of zipfile and numpy, for names and headers that make no sense
+    def test_any_damaged_byte_is_found_or_changes_nothing(self, tmp_path: Path, classes: str) -> None:
+        """Of headers, names and the directory, where checksums do not reach; by all bits that one byte can lose."""
+
+        def small() -> tuple[Any, Any]:
+            torch.manual_seed(1)
+            model = torch.nn.Linear(3, 2)
+            return model, {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[classes](model.parameters(), lr=0.1)
+
+        def state(model: Any, optimizer: Any) -> list[Any]:
+            return [values.tolist() for values in tensors_of(model, optimizer)]
+
+        model, optimizer = small()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        path = tmp_path / "c.npz"
+        save_checkpoint(path, model, optimizer, {"loader": {"epoch": 1}})
+        whole, found = path.read_bytes(), 0
+        directory = whole.find(b"PK\1\2")
+        for at, bit in itertools.product([*range(0, directory, 7), *range(directory, len(whole))], (0, 3, 7)):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            fresh = small()
+            before = state(*fresh)
+            try:
+                position, refused = load_checkpoint(path, *fresh), ""
+            except StateError as error:
+                refused = str(error)
+            if refused:
+                assert str(path) in refused
+                assert state(*fresh) == before
+                found += 1
+            else:
+                assert (position, state(*fresh)) == ({"loader": {"epoch": 1}}, state(model, optimizer)), (at, bit)
+        assert found > 500
 
 
 class TestRuns:
@@ -249,16 +313,34 @@ class TestRuns:
         with pytest.raises(StateError, match=r"epochs must be at least 2: so many are begun in .*, got 1"):
             train(TrainConfig.read(tmp_path / "run", {"epochs": 1}), resume=True, echo=quiet)
 
-    def test_a_checkpoint_without_its_seconds_is_refused(self, rows: Path, tmp_path: Path) -> None:
-        train(config(rows, tmp_path / "run", epochs=1), echo=quiet)
-        file = tmp_path / "run" / "checkpoint.npz"
-        with np.load(file) as arrays:
-            held = dict(arrays)
-        about = json.loads(held["json"].tobytes())
-        del about["position"]["seconds"]
-        np.savez(file, **held | {"json": np.frombuffer(json.dumps(about).encode(), np.uint8)})
-        with pytest.raises(StateError, match="is of an earlier version of intune"):
-            train(TrainConfig.read(tmp_path / "run", {"epochs": 2}), resume=True, echo=quiet)
+    @pytest.mark.parametrize(
+        "text", ["null", "5", "[]", "{}", "", '"x"', '{"paths": 5}', '{"paths": ["x"], "epochs": "y"}']
+    )
+    def test_a_configuration_that_is_none_is_refused(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(StateError, match="is not the folder of a run that could be resumed: "):
+            TrainConfig.read(tmp_path, {})
+
+    def test_only_one_process_at_a_time(self, rows: Path, tmp_path: Path) -> None:
+        run = config(rows, tmp_path / "run", epochs=1)
+        wrong: list[str] = []
+
+        def echo(_: str) -> None:
+            for resume, error in ((True, StateError), (False, FileExistsError)):
+                with pytest.raises(error) as caught:
+                    train(run, resume=resume, echo=quiet)
+                wrong.append(str(caught.value))
+
+        train(run, echo=echo, clock=itertools.count().__next__)
+        another = (
+            f"another intune train (pid {os.getpid()}) uses the run folder {run.run_dir}: wait for its end, or stop it"
+        )
+        assert set(wrong) == {another, f"the run folder {run.run_dir} is there already; name a new one"}
+        again = TrainConfig.read(tmp_path / "run", {"epochs": 2})
+        wrong.clear()
+        train(again, resume=True, echo=echo, clock=itertools.count().__next__)
+        assert another in wrong
+        assert sorted(os.listdir(run.run_dir)) == ["checkpoint.npz", "config.json", "journal.jsonl", "summary.json"]
 
     def test_without_checkpoints_nothing_is_written(self, rows: Path, tmp_path: Path) -> None:
         train(config(rows, tmp_path / "run", epochs=1, checkpoint_seconds=0), echo=quiet)

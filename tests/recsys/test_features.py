@@ -99,15 +99,51 @@ def test_numbers_are_not_made_of_dates_of_numpy() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fill": math.nan}, "fill must be finite and within low=None and high=None, got nan"),
-        ({"fill": -1.0, "low": 0.0}, "fill must be finite and within low=0.0"),
+        ({"fill": math.nan}, "fill must be finite (as float32) and within low=None and high=None, got nan"),
+        ({"fill": -1.0, "low": 0.0}, "fill must be finite (as float32) and within low=0.0"),
         ({"low": 2.0, "high": 1.0, "fill": 1.5}, "within low=2.0 and high=1.0, got 1.5"),
+        ({"fill": 1e300, "non_finite": "fill"}, "fill must be finite (as float32) and within low=None and high=None"),
+        ({"low": 1e300, "fill": 1e300}, "fill must be finite (as float32) and within low=1e+300"),
+        ({"low": 1e300}, "within low=1e+300 and high=None, got 0.0"),
+        ({"high": -1e300}, "within low=None and high=-1e+300, got 0.0"),
+        ({"low": math.nan}, "within low=nan"),
+        ({"fill": 10**400}, "low, fill and high must be numbers, got low=None, fill=1000"),
+        ({"fill": "3"}, "low, fill and high must be numbers, got low=None, fill='3', high=None"),
+        ({"high": [1]}, "low, fill and high must be numbers, got low=None, fill=0.0, high=[1]"),
         ({"non_finite": "drop"}, "non_finite must be 'raise' or 'fill', got 'drop'"),
     ],
 )
 def test_contradictions_of_numbers_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PipelineError, match=re.escape(message)):
         Number(**options)
+
+
+@pytest.mark.parametrize("options", [{"low": -1e300, "high": 1e300}, {"low": -math.inf}, {"fill": 3e38}])
+def test_limits_beyond_float32_are_none(options: dict[str, Any]) -> None:
+    numbers = Number(non_finite="fill", **options)(pa.array([-3e38, 3e38, 1e300, None]))
+    fill = np.float32(options.get("fill", 0))
+    assert numbers.tolist() == [np.float32(-3e38), np.float32(3e38), fill, fill]
+
+
+@given(
+    st.lists(st.none() | st.floats(), max_size=10),
+    *([st.none() | st.floats() | st.integers(-(10**40), 10**40)] * 2),
+    st.floats() | st.integers(-(10**40), 10**40),
+    st.booleans(),
+)
+def test_numbers_are_finite_and_within_their_limits_whatever_they_are(
+    values: list[float | None], low: float | None, high: float | None, fill: float, log: bool
+) -> None:
+    try:
+        number = Number(fill=fill, low=low, high=high, log=log, non_finite="fill")
+    except PipelineError:
+        return
+    numbers = number(pa.array(values, pa.float64()))
+    assert np.isfinite(numbers).all()
+    if not log:
+        with np.errstate(over="ignore"):
+            assert low is None or (numbers >= np.float32(low)).all()
+            assert high is None or (numbers <= np.float32(high)).all()
 
 
 @given(

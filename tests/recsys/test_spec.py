@@ -420,3 +420,94 @@ def test_hex_strings_and_dictionaries_in_a_spec() -> None:
     assert out[1:3, 1].tolist() == [0, 0]
     with pytest.raises(SourceError, match="column 'c x d': row 0: 'zz' is not a hexadecimal number"):
         FeatureSpec(sparse=[spec.sparse[1]])(pa.RecordBatch.from_pydict({**columns, "c": pa.array(["zz"] * 4)}))
+
+
+# ---- what is refused when it is written down, and arrays of numpy as they come -----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FeatureSpec(dense=["a"]), "each of dense must be Dense, got 'a'"),
+        (lambda: FeatureSpec(dense="ab"), "each of dense must be Dense, got 'a'"),
+        (lambda: FeatureSpec(dense=Dense("a")), "dense must be Sequence, got Dense("),
+        (lambda: FeatureSpec(sparse=[Dense("a")]), "each of sparse must be Sparse, got Dense("),
+        (lambda: FeatureSpec(lists=[Sparse("a", Hash(9))]), "each of lists must be MultiHot or Padded, got Sparse("),
+        (lambda: FeatureSpec(label=3), "the label must be str or None, got 3"),
+        (lambda: Dense(3), "the column must be str, got 3"),
+        (lambda: Dense("a", Hash(9)), "the number of 'a' must be Number, got Hash("),
+        (lambda: Sparse("a", "b"), "the encoder of 'a' must be Encoder or Cross, got 'b'"),
+        (lambda: Sparse("a", Hash), "the encoder of 'a' must be Encoder or Cross, got <class"),
+        (lambda: Sparse(("a", 3), Cross(9)), "each column must be str, got 3"),
+        (lambda: MultiHot("a", "b"), "the encoder of 'a' must be Encoder, got 'b'"),
+        (lambda: MultiHot("a", Hash(9), weights=3), "weights must be str or None, got 3"),
+        (lambda: Padded(3, Hash(9), 2), "the column must be str, got 3"),
+        (lambda: Padded("a", Number(), 2), "the encoder of 'a' must be Encoder, got Number("),
+        (lambda: Hex("a"), "the encoder of Hex must be Encoder, got 'a'"),
+        (lambda: Cross(9, encoders=[None, "a"]), "each of the encoders of Cross must be Encoder or None, got 'a'"),
+        (lambda: Hash(2**63), "rows must be an int of at most 2**63-1, got 9223372036854775808"),
+        (lambda: Hash(2**64), "rows must be an int of at most 2**63-1"),
+        (lambda: Cross(2**64), "rows must be an int of at most 2**63-1"),
+        (lambda: Modulo(2**64), "rows must be an int of at most 2**63-1"),
+        (lambda: Vocabulary(None), "keys must be integers, or strings, or bytes"),
+    ],
+)
+def test_what_can_be_no_feature_is_refused_when_it_is_made(make: Any, message: str) -> None:
+    with pytest.raises(PipelineError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("encoder", [Hash(2**63 - 1), Modulo(2**63 - 1)])
+def test_the_largest_tables_have_no_negative_rows(encoder: Any) -> None:
+    values = pa.array([-(2**63), 2**63 - 1, -1, 0, None, *range(1000)])
+    rows = encoder(values)
+    assert rows.dtype == np.int64
+    assert (rows >= 0).all()
+    assert (rows == 0).tolist() == [value is None for value in values.to_pylist()]
+
+
+def test_arrays_of_the_other_byte_order_are_worth_what_they_say() -> None:
+    spec = FeatureSpec(
+        label="y", dense=[Dense("x")], sparse=[Sparse("i", Hash(1000))], lists=[Padded("l", Modulo(100), 2)]
+    )
+    here = {
+        "y": np.array([0, 1]),
+        "x": np.array([1.5, -2.0]),
+        "i": np.array([BIG, -3]),
+        "l": np.array([[1, 2], [3, 4]]),
+    }
+    other = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in here.items()}
+    assert all(np.array_equal(array, spec(other)[name]) for name, array in spec(here).items())
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([1j]), "values of the numpy type complex128 are not taken"),
+        (np.ones(1, np.clongdouble), "are not taken"),
+        (np.ones(1, np.longdouble), f"values of the numpy type {np.dtype(np.longdouble)} are not taken"),
+        (np.zeros(1, [("a", int)]), "the columns do not fit|are not taken"),
+        (np.array([object()]), "values of the numpy type object are not taken"),
+        (np.ones(()), r"expected an array \[n\], or \[n, length\] for lists, got one of shape \(\)"),
+        (np.ones((1, 2, 3)), r"got one of shape \(1, 2, 3\)"),
+    ],
+    ids=str,
+)
+def test_arrays_that_are_no_column_are_named(array: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=f"column 'x'.*(?:{message})|{message}"):
+        FeatureSpec(dense=[Dense("x")])({"x": array})
+
+
+def test_lists_without_length_are_lists_without_values() -> None:
+    for rows in (0, 3):
+        out: Any = FeatureSpec(lists=[MultiHot("l", Hash(9)), Padded("l", Hash(9), 2, name="p")])(
+            {"l": np.empty((rows, 0), np.int64)}
+        )
+        assert out.column(0).to_pylist() == [[]] * rows
+        assert out.column(1).to_pylist() == [[0, 0]] * rows
+        assert out.column(2).to_pylist() == [0] * rows
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    with pytest.raises(SourceError, match=r"the columns have \[1, 2\] rows: they must have equally many"):
+        FeatureSpec(label="y", dense=[Dense("x")])({"y": np.zeros(2), "x": np.zeros(1)})

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from intune import Budget, IntuneError, PipelineError, SourceError  # noqa: E402
+from intune import Budget, IntuneError, MemoryLimitError, PipelineError, SourceError  # noqa: E402
+from intune._machine import MemoryLimit  # noqa: E402
 from intune.recsys.config import TrainConfig  # noqa: E402
 from intune.recsys.criteo import read_criteo  # noqa: E402
 from intune.recsys.generate import generate_rows, write_criteo  # noqa: E402
@@ -354,13 +355,85 @@ def test_a_run_folder_is_never_overwritten(small: Path, tmp_path: Path) -> None:
     assert [file.read_text() for file in run.run_dir.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("device", ["toaster", "cuda:77"])
+@pytest.mark.parametrize("device", ["toaster", "cuda:77", "meta"])
 def test_a_device_that_is_not_there_is_told_of_before_anything_is_made(
     small: Path, tmp_path: Path, device: str
 ) -> None:
     with pytest.raises(PipelineError, match=f"device '{device}' cannot be used: "):
         train(config(small, tmp_path, device=device), echo=quiet)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("rows", "optimizer"), [(10**9, "adagrad"), (10**9, "sgd"), (2**62, "sgd")])
+def test_a_model_too_large_for_the_machine_is_told_of_before_anything_is_made(
+    small: Path, tmp_path: Path, rows: int, optimizer: Any
+) -> None:
+    with pytest.raises(MemoryLimitError, match=rf"rows_per_table={rows} takes .* GiB .*: lower rows_per_table or dim"):
+        train(config(small, tmp_path, rows_per_table=rows, dim=64, optimizer=optimizer), echo=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_no_memory_is_found_for_is_told_of(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("intune.recsys.model.memory_limit", lambda _: MemoryLimit(None, "not known"))
+    with pytest.raises(MemoryLimitError, match=r"rows_per_table=1000000000000 takes .* GiB .* which cannot be had: "):
+        train(config(small, tmp_path, rows_per_table=10**12), echo=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_largest_seed(small: Path, tmp_path: Path) -> None:
+    assert train(config(small, tmp_path, seed=2**63 - 1), echo=quiet).rows_by_epoch == (540,)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SourceError])
+def test_what_ends_before_its_first_step_leaves_no_run_folder(
+    small: Path, tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: object) -> Any:
+        assert (tmp_path / "run" / "config.json").exists()
+        raise error
+
+    run = config(small, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("intune.recsys.train.expected_rows", ends)
+        with pytest.raises(error):
+            train(run, echo=quiet)
+    assert not run.run_dir.exists()
+    assert train(run, echo=quiet).rows_by_epoch == (540,)
+
+
+def test_a_run_folder_that_cannot_be_removed_again_is_told_of(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: object) -> Any:
+        (tmp_path / "run" / "notes").touch()
+        raise SourceError("gone")
+
+    monkeypatch.setattr("intune.recsys.train.expected_rows", ends)
+    with pytest.raises(SourceError, match="gone") as caught:
+        train(config(small, tmp_path), echo=quiet)
+    assert caught.value.__notes__ == [f"the run folder {tmp_path / 'run'} could not be removed: Directory not empty"]
+
+
+def test_a_summary_that_cannot_be_written_says_how_to_get_it(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config(small, tmp_path)
+    replace = os.replace
+
+    def full(old: Path, new: Path) -> None:
+        if new.name == "summary.json":
+            raise OSError(28, "No space left on device")
+        replace(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(IntuneError, match=r"summary\.json cannot be written: No space left on device") as caught:
+            train(run, echo=quiet)
+    assert caught.value.__notes__ == [f"to go on: intune train --resume {run.run_dir}"]
+    assert sorted(os.listdir(run.run_dir)) == ["checkpoint.npz", "config.json", "journal.jsonl"]
+    assert train(TrainConfig.read(run.run_dir, {}), resume=True, echo=quiet).rows_by_epoch == (540,)
 
 
 def test_nothing_is_made_for_files_that_are_not_there(tmp_path: Path) -> None:
@@ -376,7 +449,13 @@ def test_nothing_is_made_for_files_that_are_not_there(tmp_path: Path) -> None:
         ({"seconds": 0.0}, "seconds must be more than 0, got 0.0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"shuffle_rows": -1}, "shuffle_rows must be at least 0; 0 = no shuffle, got -1"),
-        ({"held_out": 1.0}, "held_out must be a share from 0 to 0.5, so that rows are left to train on, got 1.0"),
+        ({"held_out": 1.0}, "held_out must be a share from 0 to 0.5, so that rows are left to train on"),
+        (
+            {"held_out": 1e-320},
+            "held_out must be a share from 0 to 0.5, so that rows are left to train on, and 0 or at ",
+        ),
+        ({"seed": -1}, "seed must be from 0 to 2**63-1, got -1"),
+        ({"seed": 2**63}, "seed must be from 0 to 2**63-1, got 9223372036854775808"),
         ({"held_out": math.nan}, "held_out must be a share"),
         ({"optimizer": "adam"}, "optimizer must be one of adagrad, sgd, got 'adam'"),
         ({"learning_rate": -1.0}, "learning_rate must be more than 0, got -1.0"),

@@ -173,9 +173,16 @@ def test_a_column_of_another_type_is_named() -> None:
 @pytest.mark.parametrize("rows", [1, 0, -5, (), (100,) * 25, (100,) * 25 + (1,)])
 def test_tables_need_two_rows_and_26_of_them(rows: Any) -> None:
     with pytest.raises(
-        PipelineError, match=r"rows_per_table must be an int of at least 2, or a tuple of 26 of them, got"
+        PipelineError,
+        match=r"rows_per_table must be an int of at least 2, or a tuple of 26 of them; all below 2\*\*63, got",
     ):
         CriteoTransform(rows)
+
+
+def test_rows_of_tables_fit_int64() -> None:
+    assert CriteoTransform(2**63 - 1).table_rows == (2**63 - 1,) * 26
+    with pytest.raises(PipelineError, match=r"all below 2\*\*63, got 9223372036854775808"):
+        CriteoTransform(2**63)
 
 
 def test_a_transform_travels_to_another_process() -> None:

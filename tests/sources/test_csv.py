@@ -156,6 +156,41 @@ def test_a_quote_that_is_not_closed_is_named_with_the_line_in_which_it_opens(
     )
 
 
+LONG = "y" * 200_000  # more than the standard library's reader takes
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f'1,"{LONG}"\nzz,"{LONG}"\n', "3: column 'a': 'zz' is not a valid int64"),
+        (f'1,"{LONG}",9\n', "2: found 3 fields, expected 2"),
+        (f'1,"x\n{LONG},"\n"{LONG}",x\n', f"4: column 'a': '{'y' * 80}...' is not a valid int64"),
+        ('1,"x,""y"""\n"1,""2",z\n', "3: column 'a': '1,\"2' is not a valid int64"),
+        ("1,x\n0x1f,y\n", "3: column 'a': '0x1f' is not a valid int64"),
+        ('1,x\n"0x1f",y\n', "3: column 'a': '0x1f' is not a valid int64"),
+    ],
+)
+def test_what_is_wrong_is_said_however_long_the_values(file: Path, text: str, reason: str) -> None:
+    file.write_text("a,s\n" + text)
+    schema = pa.schema([("a", pa.int64()), ("s", pa.string())])
+    assert failure(source_of(file, schema, header=True)) == f"{file}:{reason}"
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (f'a,"{LONG}"', f"the header has the names ['a', '{'y' * 80}...'], the schema has ['a', 'b']"),
+        (",".join("x" * 102), f"the header has the names [{', '.join([repr('x')] * 100)}] and 2 more, the schema has"),
+        ('"a,"",b",b', "the header has the names ['a,\",b', 'b'], the schema has ['a', 'b']"),
+        ("a\rb", "a carriage return that no line feed follows; lines end with LF or CRLF"),
+        ("a,b\r1,2\r3,4", "a carriage return that no line feed follows; lines end with LF or CRLF"),
+    ],
+)
+def test_other_headers_are_said(file: Path, header: str, reason: str) -> None:
+    file.write_text(f"{header}\nx,1\n", newline="")
+    assert failure(source_of(file, header=True)).startswith(f"{file}:1: {reason}")
+
+
 def test_a_header_with_a_quote_that_is_not_closed(file: Path) -> None:
     file.write_text('a,"b\n' + "x,1\n" * 1000)
     message = failure(source_of(file, header=True))

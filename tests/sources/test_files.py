@@ -1,5 +1,7 @@
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.fs as pafs
@@ -242,8 +244,8 @@ def test_mistakes_with_several_filesystems(tree: Path) -> None:
     files = find_files([(one, "bucket"), tree / "b.parquet"])
     with one.open_output_stream("bucket/a") as stream:
         stream.write(b"123")
-    with pytest.raises(SourceError, match="mock:bucket/a has changed"):
-        files.open(0)
+    with pytest.raises(SourceError, match="mock:bucket/a has changed"), files.open(0):
+        pass
 
 
 def test_a_pyarrow_filesystem(tree: Path) -> None:
@@ -292,8 +294,114 @@ def test_another_object_is_no_filesystem(tree: Path) -> None:
 def test_a_file_that_changes_its_size_is_noticed_and_not_left_open(tree: Path) -> None:
     files = find_files(tree / "a.parquet")
     (tree / "a.parquet").write_bytes(b"longer than before")
-    with pytest.raises(SourceError, match=r"a\.parquet has changed.*2 bytes.*18 now"):
-        files.open(0)
+    with pytest.raises(SourceError, match=r"a\.parquet has changed.*2 bytes.*18 now"), files.open(0):
+        pass
+
+
+@pytest.mark.parametrize("way", ["replaced", "written over", "touched"])
+def test_a_file_of_the_same_size_that_was_changed_is_noticed(tree: Path, way: str) -> None:
+    files = find_files(tree)
+    path = tree / "b.parquet"
+    with files.open(1) as stream:
+        assert stream.read() == b"x"
+    before = path.stat().st_mtime_ns
+    if way == "replaced":
+        (tree / "new").write_bytes(b"y")
+        (tree / "new").rename(path)
+    elif way == "written over":
+        path.write_bytes(b"y")
+    os.utime(path, ns=(before, before + 1))  # the least that can be told
+    with pytest.raises(SourceError, match=r"b\.parquet has changed while it is in use: written .* UTC"), files.open(1):
+        pass
+    with files.open(0) as stream:
+        assert stream.read() == b"xx"
+
+
+def test_a_file_that_is_written_over_while_it_is_open_is_noticed_in_the_end(tree: Path) -> None:
+    files = find_files(tree / "b.parquet")
+    before = (tree / "b.parquet").stat().st_mtime_ns
+
+    def write_over() -> None:
+        with files.open(0):
+            (tree / "b.parquet").write_bytes(b"y")
+            os.utime(tree / "b.parquet", ns=(0, before - 5))
+
+    with pytest.raises(SourceError, match="has changed"):
+        write_over()
+
+
+def test_a_file_that_is_removed_while_it_is_open_is_still_what_it_was(tree: Path) -> None:
+    files = find_files(tree / "a.parquet")
+    with files.open(0) as stream:
+        (tree / "a.parquet").unlink()
+        assert stream.read() == b"xx"
+    with pytest.raises(FileNotFoundError), files.open(0):
+        pass
+
+
+def test_other_filesystems_are_compared_in_whole_seconds(tree: Path) -> None:
+    below = pafs.SubTreeFileSystem(str(tree), pafs.LocalFileSystem())
+    os.utime(tree / "b.parquet", ns=(0, 5_000_000_001))
+    files = find_files("b.parquet", below)
+    os.utime(tree / "b.parquet", ns=(0, 5_900_000_000))
+    with files.open(0) as stream:
+        assert stream.read() == b"x"
+    os.utime(tree / "b.parquet", ns=(0, 6_000_000_000))
+    with (
+        pytest.raises(SourceError, match=r"written 1970-01-01 00:00:05\.000000001 UTC .* 00:00:06 UTC now"),
+        files.open(0),
+    ):
+        pass
+
+
+def test_where_no_time_is_known_sizes_are_compared(tree: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/data/a", b"1")
+    try:
+        files = find_files("/data/a", memory)
+        assert files.modified() is None
+        memory.pipe("/data/a", b"2")
+        with files.open(0) as stream:
+            assert stream.read() == b"2"
+    finally:
+        memory.store.clear()
+
+
+def test_times_are_told_beside_the_identity(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.utime(tree / "a.parquet", ns=(0, 7))
+    files = find_files([tree / "a.parquet", tree / "b.parquet"])
+    assert files.modified() == [7, (tree / "b.parquet").stat().st_mtime_ns]
+    mixed = find_files([tree / "a.parquet", (mock(("bucket/a", b"")), "bucket")])
+    assert isinstance(mixed.modified(), list)
+    many = tmp_path_factory.mktemp("many")
+    for index in range(100):
+        (many / f"{index:03}").touch()
+    digest = find_files(many).modified()
+    assert isinstance(digest, str)
+    assert digest == find_files(many).modified()
+    os.utime(many / "050", ns=(0, 0))
+    assert digest != find_files(many).modified()
+
+
+@pytest.mark.parametrize("bad", [None, 5, b"a", 2.5])
+def test_what_is_no_path_at_all(bad: object) -> None:
+    with pytest.raises(SourceError, match=f"paths must be str.* not {type(bad).__name__}"):
+        find_files(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["", [""], ["a.parquet", ""]])
+def test_an_empty_path_is_not_the_current_folder(tree: Path, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree)
+    for system in (None, pafs.LocalFileSystem()):
+        with pytest.raises(SourceError, match=r'say "\." for the current folder'):
+            find_files(given, system)
+
+
+def test_a_path_with_a_nul(tree: Path) -> None:
+    for given in ("a\0b", f"{tree}/*\0"):
+        with pytest.raises(SourceError, match="has a NUL in it"):
+            find_files(given)
 
 
 def test_reading_errors_name_the_place_and_memory_errors_pass() -> None:

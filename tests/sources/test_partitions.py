@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -116,11 +116,32 @@ def test_undeclared_types(tmp_path: Path) -> None:
     put(tmp_path / "a=-1/b=8/c=1/d=2/e=__HIVE_DEFAULT_PARTITION__/a.parquet", 2)
     source = ParquetSource(tmp_path)
     kinds = {field.name: field.type for field in source.schema}
-    assert kinds == {"x": pa.int64(), "a": pa.int32(), "b": pa.int32(), "c": WORDS, "d": WORDS, "e": pa.int32()}
+    assert kinds == {"x": pa.int64(), "a": pa.int32(), "b": WORDS, "c": WORDS, "d": WORDS, "e": pa.int32()}
     assert rows(source) == [
-        {"x": 2, "a": -1, "b": 8, "c": "1", "d": "2", "e": None},
-        {"x": 1, "a": 1, "b": 7, "c": "2147483648", "d": "x", "e": 1},
+        {"x": 2, "a": -1, "b": "8", "c": "1", "d": "2", "e": None},
+        {"x": 1, "a": 1, "b": "007", "c": "2147483648", "d": "x", "e": 1},
     ]
+
+
+@pytest.mark.parametrize("value", ["01", "00", "-01", "-0", "%301"])
+def test_leading_zeros_beside_fewer_digits_make_text_unless_a_number_is_declared(tmp_path: Path, value: str) -> None:
+    put(tmp_path / f"a={value}/b=0/a.parquet", 1)
+    put(tmp_path / "a=1/b=10/a.parquet", 2)
+    source = ParquetSource(tmp_path)
+    assert (source.schema.field("a").type, source.schema.field("b").type) == (WORDS, pa.int32())
+    found = {row["x"]: (row["a"], row["b"]) for row in rows(source)}
+    assert found == {1: (unquote(value), 0), 2: ("1", 10)}
+    declared = ParquetSource(tmp_path, partitioning=pa.schema([("a", pa.int16())]))
+    assert {row["x"]: row["a"] for row in rows(declared)} == {1: int(unquote(value)), 2: 1}
+
+
+def test_numbers_padded_to_one_width_are_numbers(tmp_path: Path) -> None:
+    """Months and hours are written so everywhere."""
+    for number, month in enumerate(["01", "09", "12"]):
+        put(tmp_path / f"month={month}/a.parquet", number)
+    source = ParquetSource(tmp_path)
+    assert source.schema.field("month").type == pa.int32()
+    assert {row["x"]: row["month"] for row in rows(source)} == {0: 1, 1: 9, 2: 12}
 
 
 @pytest.mark.parametrize("value", ["a/b", "50 %", "größe", "x=y", "a+b", ""])

@@ -16,6 +16,7 @@ from intune.sources.text import TextSource
 NAMES = ["label", *(f"i{index}" for index in range(1, 14)), *(f"c{index}" for index in range(1, 27))]
 CRITEO = pa.schema([(name, pa.int64()) for name in NAMES])
 HEX = NAMES[14:]
+LONE_RETURN = "a carriage return that no line feed follows; lines end with LF or CRLF"
 AB = pa.schema([("a", pa.string()), ("b", pa.int32())])
 
 
@@ -112,14 +113,37 @@ def test_a_bad_value_has_line_column_and_value(file: Path, unit_bytes: int, mark
         (b"x\t3000000000", "column 'b': '3000000000' is not a valid int32"),
         (b"\xff\t1", "column 'a': '\\\\xff' is not a valid string"),
         (b"x\t" + b"9" * 200, "column 'b': '" + "9" * 80 + "...' is not a valid int32"),
-        (b"x\r\t1", "a carriage return that no line feed follows"),
-        (b"\rx\t1", "a carriage return that no line feed follows"),
-        (b"x\t1\r\r", "a carriage return that no line feed follows"),
+        (b"x\r\t1", LONE_RETURN),
+        (b"\rx\t1", LONE_RETURN),
+        (b"x\t1\r\r", LONE_RETURN),
     ],
 )
 def test_other_bad_lines(file: Path, line: bytes, reason: str) -> None:
     file.write_bytes(b"a\t1\r\n\r\n" + line + b"\r\nb\t2\r\n")
     assert failure(TextSource(file, schema=AB)) == f"{file}:3: {reason}"
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.duration("s"), pa.dictionary(pa.int32(), pa.int64())])
+@pytest.mark.parametrize("bad", ["0x10", "0X1f", " 0x1 "])
+@pytest.mark.parametrize("unit_bytes", [1, 1 << 20])
+def test_a_prefix_makes_no_number(file: Path, kind: pa.DataType, bad: str, unit_bytes: int) -> None:
+    schema = pa.schema([("a", pa.string()), ("b", kind)])
+    file.write_text("\n".join([*["0x10\t16", "", "x\t"] * 10, f"x\t{bad}", "y\t0x2"]))
+    source = TextSource(file, schema=schema, unit_bytes=unit_bytes)
+    assert failure(source) == f"{file}:31: column 'b': {bad!r} is not a valid {kind}"
+    file.write_text("0x10\t16\nx\t010\n")  # of text it is a part, and leading zeros are what they look like
+    assert rows(TextSource(file, schema=pa.schema([("a", pa.string()), ("b", pa.int8())]), unit_bytes=unit_bytes)) == [
+        ("0x10", 16),
+        ("x", 10),
+    ]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_prefix_is_seen_wherever_the_text_is_scanned_in_parts(file: Path, at: int) -> None:
+    file.write_bytes(b"y" * ((1 << 18) - at) + b"\t1\nz\t0x1\n")
+    assert failure(TextSource(file, schema=AB)) == f"{file}:2: column 'b': '0x1' is not a valid int32"
+    file.write_bytes(b"y" * ((1 << 18) - at) + b"\n0x1\n")
+    assert failure(TextSource(file, schema=pa.schema([("n", pa.int32())]))).startswith(f"{file}:1: column 'n'")
 
 
 @pytest.mark.parametrize("bad", ["12345678g", "zz", "0x1"])

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from intune._machine import System
-from intune.cli.endings import clean_endings
+from intune.cli.endings import clean_endings, say
 
 SERIOUS = 1
 """Exit code where something would break training or slow it down badly."""
@@ -24,6 +24,6 @@ def doctor(
         facts = gather(System(), ask_torch=gpu)
         found = findings(facts)
         for line in [to_json(facts, found)] if json else to_lines(facts, found):
-            typer.echo(line)
+            say(line)
         if any(finding.severity == "serious" for finding in found):
             raise typer.Exit(SERIOUS)

@@ -1,7 +1,8 @@
-"""How a command ends: what the user did wrong is one line and code 2, Ctrl-C is code 130, anything else a traceback."""
+"""How a command ends: what the user or the system did is one line and code 2, Ctrl-C is 130, the rest a traceback."""
 
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from types import MappingProxyType
 import typer
 
 from intune._errors import IntuneError
-from intune.cli.stopping import WORDS, Unwinding
+from intune.cli.stopping import UNFLUSHED, WORDS, Unwinding
 
 USER_ERROR = 2
 SIGNALLED = 128
@@ -60,10 +61,10 @@ def plain_errors(options: Mapping[str, str] = _OPTIONS, wanted: Callable[[], boo
     """
     try:
         yield
-    except (IntuneError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        if not wanted():
+    except (IntuneError, OSError) as error:
+        if not wanted() or isinstance(error, BrokenPipeError):  # the end of a pipe is no error, and ends it silently
             raise
-        text = " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", []))])
+        text = " ".join([_in_words(error), *(f"({note})" for note in getattr(error, "__notes__", []))])
         typer.echo(f"error: {as_options(' '.join(text.split()), options)}", err=True)
         raise typer.Exit(USER_ERROR) from None
     except ModuleNotFoundError as error:
@@ -71,6 +72,38 @@ def plain_errors(options: Mapping[str, str] = _OPTIONS, wanted: Callable[[], boo
             raise
         typer.echo('error: training needs PyTorch: pip install "intune[torch]"', err=True)
         raise typer.Exit(USER_ERROR) from None
+
+
+def say(line: str) -> None:
+    """Say a line of what came of a command on stdout; where that is full, say it on stderr and end.
+
+    Raises:
+        typer.Exit: With the code `UNFLUSHED` if stdout cannot be written to.
+    """
+    try:
+        typer.echo(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None  # what it holds will not go out at the end, either
+        typer.echo(f"error: stdout cannot be written to: {error.strerror or error}; it was to say: {line}", err=True)
+        raise typer.Exit(UNFLUSHED) from None
+
+
+def tell(line: str) -> None:
+    """Say a line on the way; a full disk behind stdout is no reason to end what is going on."""
+    try:
+        typer.echo(line)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+
+
+def _in_words(error: IntuneError | OSError) -> str:
+    """An error without numbers of the system: "name: No space left on device"."""
+    if isinstance(error, IntuneError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _notes(error: BaseException | None) -> list[str]:

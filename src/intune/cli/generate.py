@@ -1,7 +1,8 @@
 """`intune generate`: made-up click logs to train on."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ import typer
 
 from intune._errors import PipelineError
 from intune._words import count
-from intune.cli.endings import clean_endings
+from intune.cli.endings import clean_endings, say
 
 _FORMATS: dict[str, Literal["parquet", "tsv"]] = {".parquet": "parquet", ".tsv": "tsv"}
 _EVERY_SECONDS = 2.0
@@ -48,18 +49,42 @@ def generate(
         if drift and not days:
             raise PipelineError("--drift is from day to day: say --days as well")
         chosen = format or of_name or "parquet"
+        file = path if of_name else path / f"part-0.{chosen}"
         said = progress_lines(rows * (days or 1), time.monotonic)
+        with _left_said(file, days) as written:
+            if days:
+                new = write_days(
+                    path, rows, days=days, format=chosen, hex_strings=hex_strings, seed=seed, drift=drift, progress=said
+                )
+            else:
+                one = write_criteo(file, rows, format=chosen, hex_strings=hex_strings, seed=seed, progress=said)
+                new = iter([one])
+            for each in new:
+                written.append(each.path)
+                best = "" if each.ideal_auc is None else f", best possible AUC {each.ideal_auc:.4f}"
+                say(f"{count(each.rows, 'row')}, {count(each.size_bytes, 'byte')}{best}: {each.path}")
+
+
+@contextmanager
+def _left_said(file: Path, days: int | None) -> Iterator[list[Path]]:
+    """Have an interrupt say what is there after it.
+
+    Args:
+        file: The only one, or, with `days`, one in the folder.
+        days: How many files are to be written.
+
+    Yields:
+        A list that gets the files that are written.
+    """
+    written: list[Path] = []
+    try:
+        yield written
+    except KeyboardInterrupt as stop:
         if days:
-            written = write_days(
-                path, rows, days=days, format=chosen, hex_strings=hex_strings, seed=seed, drift=drift, progress=said
-            )
+            stop.add_note(f"after {len(written):,} of {count(days, 'file')}; each that is in {file.parent} is whole")
         else:
-            file = path if of_name else path / f"part-0.{chosen}"
-            one = write_criteo(file, rows, format=chosen, hex_strings=hex_strings, seed=seed, progress=said)
-            written = iter([one])
-        for new in written:
-            best = "" if new.ideal_auc is None else f", best possible AUC {new.ideal_auc:.4f}"
-            typer.echo(f"{count(new.rows, 'row')}, {count(new.size_bytes, 'byte')}{best}: {new.path}")
+            stop.add_note(f"{file} is whole" if file.exists() else f"nothing is left of {file}")
+        raise
 
 
 def progress_lines(

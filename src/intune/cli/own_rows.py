@@ -4,9 +4,8 @@ import os
 import time
 from pathlib import Path
 
-import typer
-
 from intune import __version__
+from intune.cli.endings import say
 from intune.cli.generate import progress_lines
 
 ROWS = 1_000_000
@@ -18,17 +17,17 @@ def own_rows(rows: int = ROWS) -> Path:
     It lies in `$XDG_CACHE_HOME/intune`, or `~/.cache/intune` where that is not set.
 
     Raises:
-        OSError: If the folder cannot be written to.
+        IntuneError: If the folder cannot be made or written to.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "intune"
     file = folder / f"clicks-{rows}-{__version__}.parquet"
     if file.exists():
-        typer.echo(f"no PATH given: using the made-up rows in {file}")
+        say(f"no PATH given: using the made-up rows in {file}")
         return file
     from intune.recsys.generate import write_criteo
 
-    typer.echo(f"no PATH given: making {rows:,} rows of click logs in {file}, once")
+    say(f"no PATH given: making {rows:,} rows of click logs in {file}, once")
     try:
         write_criteo(file, rows, hex_strings=True, progress=progress_lines(rows, time.monotonic))
     except FileExistsError:

@@ -50,7 +50,8 @@ def leave(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None:  # as where it was closed from the start
+                stream.flush()
         except OSError:  # nobody reads it any more
             code = code or UNFLUSHED
     os._exit(code)

@@ -1,7 +1,10 @@
 """`intune train`: train a DLRM on Criteo files and say what limited it."""
 
+import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from intune._errors import PipelineError
-from intune.cli.endings import as_options, clean_endings, plain_errors
+from intune.cli.endings import as_options, clean_endings, plain_errors, say, tell
 from intune.cli.own_rows import own_rows
 
 _SAME = (
@@ -18,6 +21,10 @@ _SAME = (
 )
 OPTIONS = {"shuffle_rows": "--rows-shuffle", "paths": "PATH", **{name: f"--{name.replace('_', '-')}" for name in _SAME}}
 """By the name of an argument of the library, the option of this command that stands for it."""
+
+
+_NAME = 50
+"""Letters of a file's name in that of a run folder; a name may have 255 bytes."""
 
 
 def train(
@@ -106,17 +113,24 @@ def train(
         if resume:
             config = TrainConfig.read(resume, {name: fields[name] for name in fields if _given(context, name)})
             if finished := already_finished(config):
-                typer.echo(as_options(finished, OPTIONS))
+                say(as_options(finished, OPTIONS))
                 return
         else:
-            fields["run_dir"] = run_dir or new_run_dir(Path("runs"), fields["paths"][0], datetime.now())
-            config = TrainConfig(**fields)
+            new = iter([run_dir]) if run_dir else new_run_dirs(Path("runs"), fields["paths"][0], datetime.now())
+            config = TrainConfig(**fields | {"run_dir": next(new)})
         console = Console()
         table = LiveTable(console) if fits(console, plain=plain) else None
-        echo = typer.echo if table is None else table.echo
-        summary = run(config, resume=resume is not None, echo=echo, reporter=table)
+        echo = tell if table is None else table.echo
+        while True:
+            try:
+                summary = run(config, resume=resume is not None, echo=echo, reporter=table)
+                break
+            except FileExistsError:  # another run that began in the same second was faster
+                if run_dir:
+                    raise
+                config = replace(config, run_dir=next(new))
     for line in summary.lines():
-        typer.echo(line)
+        say(line)
 
 
 @contextmanager
@@ -137,11 +151,11 @@ def _given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def new_run_dir(base: Path, first_path: str, now: datetime) -> Path:
-    """A folder that is not there yet: <base>/<time>-<name of the first path>, numbered if need be."""
-    stem = f"{now:%Y%m%d-%H%M%S}-{Path(first_path).stem or 'run'}"
-    names = [stem, *(f"{stem}-{number}" for number in range(2, 100))]
-    return next(base / name for name in names if not (base / name).exists())
+def new_run_dirs(base: Path, first_path: str, now: datetime) -> Iterator[Path]:
+    """Folders that are not there yet: <base>/<time>-<name of the first path>, then numbered from 2 on."""
+    stem = f"{now:%Y%m%d-%H%M%S}-{Path(first_path).stem[:_NAME] or 'run'}"
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return (base / name for name in names if not os.path.lexists(base / name))
 
 
 def parse_concurrency(text: str) -> tuple[str, int]:

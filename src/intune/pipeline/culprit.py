@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_DEPTH = 5
+_DEPTH = 8
 _ELEMENTS = 1000
 
 
@@ -18,14 +18,24 @@ def why_unpicklable(value: Any, dumps: Callable[[Any], bytes], role: str = "") -
         dumps: Pickles it.
         role: What it is to the user, "the dataset": "the dataset (a Clicks), attribute 'lock' (a lock)".
     """
-    path, part = [_with_type(role, value) if role else _named(value)], value
+    first = _with_type(role, value) if role else _named(value)
+    return ", ".join([first, *(_with_type(name, part) for name, part in _way(value, dumps))])
+
+
+def innermost_unpicklable(value: Any, dumps: Callable[[Any], bytes]) -> str:
+    """Name the innermost part alone: "a lock"."""
+    parts = [value, *(part for _, part in _way(value, dumps))]
+    return f"a {type(parts[-1]).__qualname__}"
+
+
+def _way(value: Any, dumps: Callable[[Any], bytes]) -> Iterator[tuple[str, Any]]:
+    """From a value to the innermost part that cannot be pickled: what each is in the one before, and itself."""
     for _ in range(_DEPTH):
-        found = next(((name, inner) for name, inner in _parts(part) if not _works(inner, dumps)), None)
+        found = next(((name, inner) for name, inner in _parts(value) if not _works(inner, dumps)), None)
         if found is None:
-            break
-        name, part = found
-        path.append(_with_type(name, part))
-    return ", ".join(path)
+            return
+        yield found
+        value = found[1]
 
 
 def _with_type(name: str, value: Any) -> str:

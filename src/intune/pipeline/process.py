@@ -19,6 +19,8 @@ import psutil
 
 from intune._clock import SystemClock
 from intune._errors import AllocationError, LoaderError, PipelineError, StageError, WorkerDiedError
+from intune._machine.memory import memory_limits, used_of_limit
+from intune._machine.system import System
 from intune._words import count, size
 from intune.pipeline import transport
 from intune.pipeline.arena import Arena
@@ -47,8 +49,10 @@ class ProcessPool:
         target: The function, or any other object that can be called.
         retries: How often an item is done again whose worker died.
         on_change: Called when `live` has changed, from any thread, without a lock. It must not close the pool.
-        on_death: Called with how a worker died that had an item in hand, without a lock.
-        describe_memory: Figures for the message about a dead worker; by default what this process tree uses.
+        describe_memory: Figures for the message about a dead worker; by default the limit with the least room, what
+            is used of it, and what this process and its workers use.
+        on_death: Called with how a worker ended ("was killed by SIGKILL") each time that one dies with an item in
+            hand, in the thread that has the item, without a lock. It must neither raise nor close the pool.
 
     Raises:
         PipelineError: If the function cannot be sent to a worker; names the part of it that is to blame.
@@ -61,14 +65,15 @@ class ProcessPool:
         *,
         retries: int = 1,
         on_change: Callable[[], None] = lambda: None,
-        on_death: Callable[[str], None] = lambda how: None,
         describe_memory: Callable[[], str] | None = None,
+        on_death: Callable[[str], None] = lambda how: None,
     ) -> None:
         code = _pickled(stage, target)
         self._stage = stage
         self._retries = retries
-        self._on_change, self._on_death = on_change, on_death
+        self._on_change = on_change
         self._describe_memory = describe_memory or self._memory_figures
+        self._on_death = on_death
         self._clock = SystemClock()
         self._owner = os.getpid()
         self._arena = Arena()
@@ -179,7 +184,8 @@ class ProcessPool:
             except Gone as gone:
                 died.append(f"process {worker.pid} {gone}")
                 self._lose(worker)
-                self._on_death(str(gone))
+                if not self._is_closing():  # else it was ended by us
+                    self._on_death(str(gone))
             except BaseException:
                 self._lose(worker)
                 raise
@@ -227,6 +233,10 @@ class ProcessPool:
 
     def _surplus(self) -> int:
         return len(self._free) + len(self._busy) - self._wanted
+
+    def _is_closing(self) -> bool:
+        with self._changed:
+            return self._close_by is not None
 
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
@@ -403,17 +413,27 @@ class ProcessPool:
                 worker.cancel()
 
     def _memory_figures(self) -> str:
-        system, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
+        own = psutil.Process().memory_info().rss
         each = self.resident_bytes()
         others = count(len(self.pids()), "live worker")
         workers = "no other worker lives" if each is None else f"{others} with {size(each)} each"
         return (
-            f"{size(system.available)} of {size(system.total)} are available; this process holds {size(own)}, "
-            f"{workers}, {size(self.bytes_held)} are shared with them"
+            f"{_tightest_limit(System())}; this process holds {size(own)}, {workers}, {size(self.bytes_held)} are "
+            "shared with them"
         )
 
 
 _HINT = "SIGKILL is how the system ends a process when memory runs out. "
+
+
+def _tightest_limit(system: System) -> str:
+    """The limit with the least room left, and what is used of it: "1.9 GiB of 2.0 GiB used (memory.max of ...)"."""
+    found = [(limit, used_of_limit(system, limit).value) for limit in memory_limits(system)]
+    known = [(limit, limit.limit_bytes, int(used)) for limit, used in found if limit.limit_bytes and used is not None]
+    if not known:
+        return "no limit and use could be read"
+    limit, most, used = min(known, key=lambda each: each[1] - each[2])
+    return f"{size(used)} of {size(most)} used ({limit.read_from})"
 
 
 def _pickled(stage: str, target: Callable[..., Any]) -> bytes:

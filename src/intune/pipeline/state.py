@@ -4,10 +4,12 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from intune._errors import StateError
+from intune._words import count
 from intune.pipeline.chain import Pipeline, Stage
 from intune.pipeline.run import Position, Share
 
@@ -16,10 +18,44 @@ PLAN_VERSION = 1
 """Changes whenever the same options would give another order of rows."""
 
 
-def identity(pipeline: Pipeline, share: Share) -> dict[str, Any]:
-    """JSON of everything that the order of rows depends on; free of machine, tuner and executors."""
+@runtime_checkable
+class Sampled(Protocol):
+    """A source whose order may be fixed by something that an identity cannot see into: a sampler."""
+
+    def order(self, epoch: int) -> Any:
+        """The order of an epoch, as the next run of it will have it; None = the plan decides on it."""
+        ...
+
+    def order_digest(self, epoch: int) -> str | None:
+        """What tells the order that an epoch was given last from every other one; None = the plan decides on it."""
+        ...
+
+
+@runtime_checkable
+class Dated(Protocol):
+    """A source of files that may know when they were last changed."""
+
+    def modified(self) -> list[int | None] | str | None:
+        """Nanoseconds since 1970 of each file, or a digest where there are many; None = not known."""
+        ...
+
+
+class Identity(dict[str, Any]):
+    """JSON of everything that the order of rows depends on; free of machine, tuner and executors.
+
+    Attributes:
+        source: Says the rest, which a state has beside it: the order of an epoch, times of files.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], source: Any = None) -> None:
+        super().__init__(parts)
+        self.source = source
+
+
+def identity(pipeline: Pipeline, share: Share) -> Identity:
+    """What tells a loader from one that gives other rows, or the same in another order."""
     source = pipeline.source.identity()
-    return {
+    parts = {
         "source": {"kind": pipeline.source.kind, **source},
         "chain": [_stage(stage) for stage in pipeline.stages],
         "seed": share.seed,
@@ -27,6 +63,7 @@ def identity(pipeline: Pipeline, share: Share) -> dict[str, Any]:
         "world_size": share.world_size,
         "on_uneven": share.on_uneven,
     }
+    return Identity(parts, pipeline.source)
 
 
 def digest(value: Any) -> str:
@@ -35,7 +72,11 @@ def digest(value: Any) -> str:
 
 
 def make_state(known: Mapping[str, Any], epoch: int, position: Position) -> dict[str, Any]:
-    """The state of a loader as JSON."""
+    """The state of a loader as JSON.
+
+    In the middle of an epoch it has a digest of the order that a sampler gave it.
+    """
+    order, modified = _order(known, epoch, position), _modified(known)
     return {
         "version": STATE_VERSION,
         "plan_version": PLAN_VERSION,
@@ -44,15 +85,19 @@ def make_state(known: Mapping[str, Any], epoch: int, position: Position) -> dict
         "source": position.source,
         "sequencers": [{"emission": emission, "row": row} for emission, row in position.levels],
         "drop": position.drop,
+        **({} if order is None else {"order": order}),
+        **({} if modified is None else {"modified": modified}),
     }
 
 
 def read_state(state: Any, known: Mapping[str, Any], levels: int) -> tuple[int, Position]:
     """Epoch and position of a saved state.
 
+    Files that have the same size and another time are said in a warning only: copies have, and other machines.
+
     Raises:
-        StateError: If it is not a state, or was saved by a loader that gives other rows; the message names
-            the first difference.
+        StateError: If it is not a state, or was saved by a loader that gives other rows, or whose sampler gave the
+            epoch another order; the message names the first difference.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"expected what state_dict() gave, got {type(state).__name__}")
@@ -75,7 +120,44 @@ def read_state(state: Any, known: Mapping[str, Any], levels: int) -> tuple[int, 
         raise StateError(f"the state is damaged: {error!r}") from error
     if sequencers and len(sequencers) != levels:
         raise StateError(f"the state is damaged: it has {len(sequencers)} sequencers, the chain has {levels}")
-    return numbers[0], Position(numbers[1], tuple(sequencers), numbers[2])
+    epoch, position = numbers[0], Position(numbers[1], tuple(sequencers), numbers[2])
+    if isinstance(known, Identity) and isinstance(known.source, Sampled) and position != Position():
+        known.source.order(epoch)  # read the sampler again if another epoch has come since
+    if state.get("order") != _order(known, epoch, position):
+        raise StateError(
+            f"the sampler gives epoch {epoch} in another order than the one that the state was saved in, so that some "
+            "samples would come twice and others never: make its order follow from the epoch alone, by a generator "
+            "that it seeds anew in set_epoch(epoch), or leave sampler= out and say .shuffle(rows, seed=)"
+        )
+    _warn_of_times(state.get("modified"), known)
+    return epoch, position
+
+
+def _order(known: Mapping[str, Any], epoch: int, position: Position) -> str | None:
+    """The digest of the epoch's order, where a part of it was given and a sampler made it."""
+    source = known.source if isinstance(known, Identity) else None
+    return source.order_digest(epoch) if isinstance(source, Sampled) and position != Position() else None
+
+
+def _modified(known: Mapping[str, Any]) -> list[int | None] | str | None:
+    source = known.source if isinstance(known, Identity) else None
+    return source.modified() if isinstance(source, Dated) else None
+
+
+def _warn_of_times(saved: Any, known: Mapping[str, Any]) -> None:
+    ours = _modified(known)
+    if saved is None or ours is None or saved == ours:
+        return
+    which = "files"
+    if isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
+        names = [name for name, _ in known["source"]["files"]["files"]]
+        other = [name for name, was, now in zip(names, saved, ours, strict=True) if was != now]
+        which = ", ".join(other[:5]) + (f" and {count(len(other) - 5, 'more file', 'more files')}" if other[5:] else "")
+    logging.getLogger("intune").warning(
+        "%s: changed at another time than when the state was saved, with the same size. Copies of the same content "
+        "are fine; if the content is another, start the epoch anew",
+        which,
+    )
 
 
 def _number(value: Any) -> int:

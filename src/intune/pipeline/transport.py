@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 
 from intune.pipeline.arena import Piece, room_for
+from intune.pipeline.culprit import innermost_unpicklable
 from intune.pipeline.errors import reduce_error
 
 if TYPE_CHECKING:
@@ -62,7 +63,11 @@ class Packed(NamedTuple):
 
 
 def pack(value: Any) -> Packed:
-    """Pickle a value."""
+    """Pickle a value.
+
+    Raises:
+        Exception: If it cannot be pickled; with a note that names the innermost part which cannot.
+    """
     file, views = io.BytesIO(), list[memoryview]()
 
     def leave_out(buffer: pickle.PickleBuffer) -> bool:
@@ -72,7 +77,11 @@ def pack(value: Any) -> Packed:
         views.append(view)
         return True
 
-    _Pickler(file, _REDUCERS, leave_out).dump(value)
+    try:
+        _Pickler(file, _REDUCERS, leave_out).dump(value)
+    except Exception as error:
+        error.add_note(f"intune: what cannot be pickled is {innermost_unpicklable(value, dumps)}")
+        raise
     stream = file.getbuffer()
     return Packed(bytes(stream), views) if stream.nbytes < IN_BAND_BYTES else Packed(None, [stream, *views])
 

@@ -174,13 +174,26 @@ def labels(column: Column, name: str) -> npt.NDArray[np.float32]:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is not an int of at least `least`.
+    """Refuse what is not an int of at least `least`, or does not fit int64.
 
     Raises:
         PipelineError: With the name and the value.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PipelineError(f"{name} must be an int of at least {least}, got {value!r}")
+    if value >= 1 << 63:
+        raise PipelineError(f"{name} must be an int of at most 2**63-1, got {value!r}")
+
+
+def check_kind(what: str, value: object, *kinds: type) -> None:
+    """Refuse what is of none of some classes.
+
+    Raises:
+        PipelineError: With what it is for, what is allowed and the value.
+    """
+    if not isinstance(value, kinds):
+        allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise PipelineError(f"{what} must be {allowed}, got {value!r}")
 
 
 def problems_with(schema: pa.Schema, name: str, taker: Taker) -> list[str]:

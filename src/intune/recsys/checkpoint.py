@@ -1,25 +1,26 @@
 """Model, optimizer and data position together, in one file that is safe to load and survives a kill.
 
-The file is numpy's npz without pickled objects: an array for each tensor, and JSON for what is no tensor. It is
-written beside its place, flushed to disk and renamed, so that there is always a whole one.
+The file is numpy's npz without pickled objects: an array for each tensor, and JSON for what is no tensor, with a list
+of the arrays. It is written beside its place, flushed to disk and renamed, so that there is always a whole one.
 """
 
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from intune._errors import StateError
 from intune.recsys.whole import whole_file
 
-SCHEMA = 1
+SCHEMA = 2
 _JSON = "json"
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 
 def save_checkpoint(
@@ -28,7 +29,7 @@ def save_checkpoint(
     """Replace the checkpoint at `path`, or leave the one that is there as it was.
 
     Args:
-        path: The file; `path` + ".part" beside it is used meanwhile.
+        path: The file; a temporary one beside it is used meanwhile (`whole_file`).
         model: Parameters and buffers of all dtypes that numpy has.
         optimizer: Its state by parameter; the options it was made with are not kept.
         position: JSON: where the run stands.
@@ -36,12 +37,11 @@ def save_checkpoint(
     Raises:
         OSError: If it cannot be written, as on a full disk; an older checkpoint stays.
     """
-    arrays = {f"model/{name}": _array(tensor) for name, tensor in model.state_dict().items()}
-    for number, values in optimizer.state_dict()["state"].items():
-        arrays |= {f"optimizer/{number}/{name}": _array(value) for name, value in values.items() if value is not None}
-    text = json.dumps({"schema": SCHEMA, "position": dict(position)}).encode()
-    with whole_file(path, suffix=".part", replace=True) as file:
-        np.savez(file, allow_pickle=False, **{_JSON: np.frombuffer(text, np.uint8)}, **arrays)
+    arrays = {**_of_model(model), **_of_optimizer(optimizer)}
+    about = {"schema": SCHEMA, "position": dict(position), "optimizer": _kind(optimizer), "arrays": _shapes(arrays)}
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    with whole_file(path, replace=True) as file:
+        np.savez(file, allow_pickle=False, **{_JSON: text}, **arrays)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -53,19 +53,23 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         optimizer: The same.
 
     Raises:
-        StateError: If there is no such file, it is damaged, or it belongs to another model.
+        StateError: If there is no such file, it is damaged, or it belongs to another model or optimizer; both are as
+            they were then.
     """
-    with _opened(path) as (arrays, position):
-        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != _JSON}
-    weights = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    _check_alike(path, model.state_dict(), weights)
-    model.load_state_dict(weights)
+    about, arrays = _read(path, tensors=True)
+    _refuse(f"{path} is no whole checkpoint", _differences(_shapes(arrays), about["arrays"], "in it", "in its list"))
+    theirs, ours = {**about["arrays"], "optimizer": about["optimizer"]}, {"optimizer": _kind(optimizer)}
+    ours |= _shapes({**_of_model(model), **_of_optimizer(optimizer)})
+    if not _of_optimizer(optimizer):  # some have no state before their first step
+        theirs = {name: value for name, value in theirs.items() if not name.startswith("optimizer/")}
+    _refuse(f"{path} belongs to another model", _differences(theirs, ours, "there", "here"))
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in _below("model/", arrays).items()})
     state: dict[int, dict[str, Any]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimizer/"):
-            _, number, key = name.split("/", 2)
-            state.setdefault(int(number), {})[key] = value
+    for name, value in _below("optimizer/", arrays).items():
+        number, key = name.split("/", 1)
+        state.setdefault(int(number), {})[key] = torch.from_numpy(value)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    position: dict[str, Any] = about["position"]
     return position
 
 
@@ -75,42 +79,68 @@ def load_position(path: Path) -> dict[str, Any]:
     Raises:
         StateError: If there is no such file, or it is damaged.
     """
-    with _opened(path) as (_, position):
-        return position
+    position: dict[str, Any] = _read(path, tensors=False)[0]["position"]
+    return position
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The arrays of a checkpoint, each read when it is asked for, and the position; faults become `StateError`."""
+def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Any], Arrays]:
+    """What a checkpoint says of itself, and its arrays; whatever is wrong with it is a `StateError`."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             about = json.loads(arrays[_JSON].tobytes())
-            if about.get("schema") != SCHEMA:
+            if isinstance(about, dict) and about.get("schema") != SCHEMA:
                 raise StateError(f"{path} has schema {about.get('schema')!r}; this version reads {SCHEMA}")
-            yield arrays, about["position"]
+            kinds = {name: type(about[name]) for name in ("position", "optimizer", "arrays")}
+            if kinds != {"position": dict, "optimizer": str, "arrays": dict}:
+                raise TypeError(f"it describes itself by {kinds}")
+            return about, {name: arrays[name] for name in arrays.files if name != _JSON} if tensors else {}
+    except StateError:
+        raise
     except FileNotFoundError:
         raise StateError(f"there is no checkpoint {path}") from None
-    except (OSError, EOFError, KeyError, AttributeError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"{path} is no whole checkpoint: {error}") from error
+    # By where a file is damaged, zipfile, zlib and numpy raise errors of a dozen classes, NotImplementedError and
+    # RuntimeError among them.
+    except Exception as error:
+        raise StateError(f"{path} is no whole checkpoint: {error or type(error).__name__}") from error
 
 
-def _array(value: Any) -> Any:
+def _of_model(model: nn.Module) -> Arrays:
+    return {f"model/{name}": _array(tensor) for name, tensor in model.state_dict().items()}
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Arrays:
+    return {
+        f"optimizer/{number}/{name}": _array(value)
+        for number, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    return type(optimizer).__name__
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _check_alike(path: Path, ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-    differ = list(_differences(ours, theirs))
-    if differ:
+def _shapes(arrays: Arrays) -> dict[str, str]:
+    return {name: f"{value.dtype} {list(value.shape)}" for name, value in arrays.items()}
+
+
+def _below(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def _refuse(why: str, differences: Iterator[str]) -> None:
+    if differ := list(differences):
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-        raise StateError(f"{path} belongs to another model: {'; '.join(differ[:3])}{more}")
+        raise StateError(f"{why}: {'; '.join(differ[:3])}{more}")
 
 
-def _differences(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    for name in {**ours, **theirs}:
-        one, other = (
-            f"{side[name].dtype} {list(side[name].shape)}" if name in side else "missing" for side in (ours, theirs)
-        )
-        if one != other:
-            yield f"{name} is {other} there and {one} here"
+def _differences(one: Mapping[str, str], other: Mapping[str, str], place: str, elsewhere: str) -> Iterator[str]:
+    for name in {**one, **other}:
+        this, that = one.get(name, "missing"), other.get(name, "missing")
+        if this != that:
+            yield f"{name.removeprefix('model/')} is {this} {place} and {that} {elsewhere}"

@@ -25,6 +25,9 @@ MAY_CHANGE = frozenset(
 _BEGAN_IN = "began_in"
 """In config.json beside the fields: the folder that relative paths start from."""
 
+_LEAST_HELD_OUT = 1e-9
+"""No block has so many rows that less would hold one out."""
+
 TUNERS = ("shared", "even", "proportional", "static", "random")
 
 
@@ -40,14 +43,14 @@ class TrainConfig:
         seconds: Stop training after so many seconds; None = when the epochs are done.
         batch_size: Rows a step.
         shuffle_rows: Rows of a shuffle window; 0 = the order of the files.
-        held_out: Share of the rows that is kept for evaluation, 0 to 0.5: every k-th row of a block,
+        held_out: Share of the rows that is kept for evaluation, 0 or 1e-9 to 0.5: every k-th row of a block,
             k = round(1 / share).
         tuner: While training, "shared", "even", "proportional", "static" or "random".
         concurrency: By stage, the most items it works on at once; for the tuner "static", which needs it.
         cpus: CPU slots of the loader; None = what the machine gives.
         memory: Limit for the whole process: "4GiB", bytes, or a share of what the machine gives, "50%" or 0.5; None =
             what the machine gives.
-        seed: Seed of the row order, the first weights and a random tuner.
+        seed: Seed of the row order, the first weights and a random tuner, 0 to 2**63-1.
         executor: Where filter and transform run: "thread" or "process".
         device: Where the model lives: "cpu", "cuda", "cuda:1".
         rows_per_table: Rows of each of the 26 embedding tables.
@@ -87,7 +90,11 @@ class TrainConfig:
             "seconds": (self.seconds is None or self.seconds > 0, "more than 0"),
             "batch_size": (self.batch_size >= 1, "at least 1"),
             "shuffle_rows": (self.shuffle_rows >= 0, "at least 0; 0 = no shuffle"),
-            "held_out": (0 <= self.held_out <= 0.5, "a share from 0 to 0.5, so that rows are left to train on"),
+            "held_out": (
+                0 <= self.held_out <= 0.5 and not 0 < self.held_out < _LEAST_HELD_OUT,
+                f"a share from 0 to 0.5, so that rows are left to train on, and 0 or at least {_LEAST_HELD_OUT:g}",
+            ),
+            "seed": (0 <= self.seed < 2**63, "from 0 to 2**63-1"),
             "dim": (self.dim >= 1, "at least 1"),
             "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             "learning_rate": (self.learning_rate > 0, "more than 0"),
@@ -139,6 +146,8 @@ class TrainConfig:
         """
         try:
             fields = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+            if not isinstance(fields, dict):
+                raise TypeError(f"config.json holds {json.dumps(fields)[:40]} in place of names and values")
             began_in = fields.pop(_BEGAN_IN, os.curdir)
             here = os.path.samefile(began_in, os.curdir) if os.path.isdir(began_in) else False
             paths = tuple(path if here else _absolute(path, began_in) for path in fields["paths"])
@@ -160,18 +169,10 @@ class TrainConfig:
         """k: each k-th row of a block is held out; 0 = none is."""
         return round(1 / self.held_out) if self.held_out else 0
 
-    def make_run_dir(self) -> None:
-        """Make the run folder, with config.json in it.
-
-        Raises:
-            FileExistsError: If it is there.
-        """
-        try:
-            self.run_dir.mkdir(parents=True)
-        except FileExistsError:
-            raise FileExistsError(f"the run folder {self.run_dir} is there already; name a new one") from None
+    def as_json(self) -> str:
+        """What `read` reads: the fields, and the folder that relative paths start from."""
         fields = asdict(self) | {"run_dir": str(self.run_dir), _BEGAN_IN: os.getcwd()}
-        (self.run_dir / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        return json.dumps(fields, indent=2) + "\n"
 
 
 def _check_unchanged(fields: Mapping[str, Any], given: Mapping[str, Any], began_in: str) -> None:

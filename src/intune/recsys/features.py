@@ -22,6 +22,7 @@ from intune._errors import PipelineError, SourceError
 from intune.recsys._columns import (
     Column,
     check_count,
+    check_kind,
     is_text,
     is_time,
     plain,
@@ -40,7 +41,7 @@ class Number:
     1970 would be off by minutes.
 
     Attributes:
-        fill: Stands for a missing number; in the column's unit, and within `low` and `high`.
+        fill: Stands for a missing number; in the column's unit, finite as float32, and within `low` and `high`.
         low: Lesser numbers become this one; None: no limit.
         high: Greater numbers become this one; None: no limit.
         log: Whether to give log(1 + max(x, 0)) (`clamp_log1p`) in place of x.
@@ -56,12 +57,25 @@ class Number:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        low = -math.inf if self.low is None else self.low
-        high = math.inf if self.high is None else self.high
-        if not (math.isfinite(self.fill) and low <= self.fill <= high):
-            raise PipelineError(f"fill must be finite and within low={self.low} and high={self.high}, got {self.fill}")
+        low, fill, high = self._low_fill_high
+        if not (np.isfinite(fill) and low <= fill <= high):
+            raise PipelineError(
+                f"fill must be finite (as float32) and within low={self.low} and high={self.high}, got {self.fill}"
+            )
         if self.non_finite not in ("raise", "fill"):
             raise PipelineError(f"non_finite must be 'raise' or 'fill', got {self.non_finite!r}")
+
+    @property
+    def _low_fill_high(self) -> list[np.float32]:
+        """The options as float32, as numbers are compared with them; infinite where there is no limit."""
+        given = (-math.inf if self.low is None else self.low, self.fill, math.inf if self.high is None else self.high)
+        try:
+            with np.errstate(over="ignore"):  # what does not fit becomes infinite
+                return [np.float32(math.ldexp(value, 0)) for value in given]  # float() would take texts
+        except (TypeError, ValueError, OverflowError) as error:
+            raise PipelineError(
+                f"low, fill and high must be numbers, got low={self.low!r}, fill={self.fill!r}, high={self.high!r}"
+            ) from error
 
     @property
     def expects(self) -> str:
@@ -85,10 +99,11 @@ class Number:
         """
         if is_time(column.type) if isinstance(column, pa.Array) else column.dtype.kind in "mM":
             raise TypeError(f"expected {self.expects}, got dates or times")
-        numbers = np.full(len(column), self.fill, np.float32)
+        low, fill, high = self._low_fill_high
+        numbers = np.full(len(column), fill)
         if not (isinstance(column, pa.Array) and pa.types.is_null(column.type)):
             with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is found below
-                fill_missing(plain(column), self.fill, numbers)
+                fill_missing(plain(column), float(fill), numbers)
         finite = np.isfinite(numbers)
         if not finite.all():
             if self.non_finite == "raise":
@@ -97,9 +112,9 @@ class Number:
                     f"row {row} of the block: {column[row]} is not finite as float32; "
                     f"Number(non_finite='fill') takes such values for missing ones and gives {self.fill:g}"
                 )
-            numbers[~finite] = self.fill
+            numbers[~finite] = fill
         if self.low is not None or self.high is not None:
-            np.clip(numbers, self.low, self.high, out=numbers)
+            np.clip(numbers, low, high, out=numbers)
         return clamp_log1p(numbers) if self.log else numbers
 
 
@@ -201,6 +216,7 @@ class Hex(Encoder):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_kind("the encoder of Hex", self.encoder, Encoder)
         if not self.encoder.accepts(pa.int64()):
             raise PipelineError(f"Hex gives int64, but {type(self.encoder).__name__} takes {self.encoder.expects}")
 

@@ -5,6 +5,7 @@ dependencies. The label is not: it is drawn from a known probability (`truth`), 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 from intune._errors import PipelineError
 from intune.recsys.clicks import Chunk, draw_chunk
 from intune.recsys.truth import IdealAuc
-from intune.recsys.write import FileFormat, check_new, write_batches
+from intune.recsys.write import FileFormat, check_format, write_batches
 
 CHUNK_ROWS = 65_536
 
@@ -160,9 +161,11 @@ def write_days(
     if days < 1:
         raise PipelineError(f"days must be at least 1, got {days}")
     ending = ".parquet" if format == "parquet" else ""
-    files = [Path(folder) / f"day_{day}{ending}" for day in range(days)]
-    for file in files:
-        check_new(file, format)
+    check_format(format)
+    _check_no_day(Path(folder), ending, days)
+
+    def file(day: int) -> Path:
+        return Path(folder) / f"day_{day}{ending}"
 
     def write(day: int) -> Written:
         def said(done: int) -> None:
@@ -170,10 +173,19 @@ def write_days(
                 progress(day * rows + done)
 
         return write_criteo(
-            files[day], rows, format=format, hex_strings=hex_strings, seed=seed, day=day, drift=drift, progress=said
+            file(day), rows, format=format, hex_strings=hex_strings, seed=seed, day=day, drift=drift, progress=said
         )
 
     return map(write, range(days))
+
+
+def _check_no_day(folder: Path, ending: str, days: int) -> None:
+    """Refuse to write if one of the files is there; by a look at the folder, as there may be very many days."""
+    day_of = re.compile(rf"day_(0|[1-9]\d*){re.escape(ending)}")
+    there = map(day_of.fullmatch, os.listdir(folder) if os.path.isdir(folder) else ())
+    taken = [int(match[1]) for match in there if match and int(match[1]) < days]
+    if taken:
+        raise FileExistsError(f"{folder / f'day_{min(taken)}{ending}'} is there already; name a new folder")
 
 
 def _chunks(rows: int, seed: int, day: int, drift: float) -> Iterator[Chunk]:

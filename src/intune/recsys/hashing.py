@@ -30,6 +30,7 @@ from intune.recsys._columns import (
     Column,
     Missing,
     check_count,
+    check_kind,
     into_rows,
     is_text,
     missing_in,
@@ -111,6 +112,8 @@ class Cross:
         check_count("rows", self.rows, 2)
         _check_seed(self.seed)
         object.__setattr__(self, "encoders", tuple(self.encoders))
+        for encoder in self.encoders:
+            check_kind("each of the encoders of Cross", encoder, Encoder, type(None))
 
     @property
     def table_rows(self) -> int:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from intune._errors import PipelineError, SourceError
 from intune._words import count
 from intune.pipeline.blocks import Array
-from intune.recsys._columns import Column, check_count, naming, plain, problems_with, spans
+from intune.recsys._columns import Column, check_count, check_kind, naming, plain, problems_with, spans
 from intune.recsys.features import Encoder, Number
 from intune.recsys.transforms import fill_missing
 
@@ -130,6 +130,9 @@ class MultiHot:
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_kind("the column", self.column, str)
+        check_kind(f"the encoder of {self.column!r}", self.encoder, Encoder)
+        check_kind("weights", self.weights, str, type(None))
         if self.most is not None:
             check_count("most", self.most, 1)
         _check_keep(self.keep)
@@ -214,6 +217,8 @@ class Padded:
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_kind("the column", self.column, str)
+        check_kind(f"the encoder of {self.column!r}", self.encoder, Encoder)
         check_count("length", self.length, 1)
         _check_keep(self.keep)
 

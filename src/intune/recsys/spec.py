@@ -11,7 +11,7 @@ import pyarrow as pa
 from intune._errors import PipelineError, SourceError
 from intune.pipeline.blocks import Array, Block
 from intune.pipeline.chain import Pipeline
-from intune.recsys._columns import Column, is_time, labels, naming, plain, plain_type, problems_with
+from intune.recsys._columns import Column, check_kind, is_time, labels, naming, plain, plain_type, problems_with
 from intune.recsys.features import Encoder, Number
 from intune.recsys.hashing import Cross
 from intune.recsys.lists import MultiHot, Padded
@@ -28,6 +28,11 @@ class Dense:
 
     column: str
     number: Number = field(default_factory=Number)
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_kind("the column", self.column, str)
+        check_kind(f"the number of {self.column!r}", self.number, Number)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -58,6 +63,9 @@ class Sparse:
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_kind(f"the encoder of {self.column!r}", self.encoder, Encoder, Cross)
+        for name in (self.column,) if isinstance(self.column, str) else self.column:
+            check_kind("each column", name, str)
         crossed = isinstance(self.encoder, Cross)
         if crossed is isinstance(self.column, str) or (crossed and len(self.column) < 2):
             expected = "two columns or more" if crossed else "one column"
@@ -120,8 +128,13 @@ class FeatureSpec:
 
     def __post_init__(self) -> None:
         """Check that there are outputs, each with a name of its own."""
-        for part in ("dense", "sparse", "lists"):
+        check_kind("the label", self.label, str, type(None))
+        kinds: dict[str, tuple[type, ...]] = {"dense": (Dense,), "sparse": (Sparse,), "lists": (MultiHot, Padded)}
+        for part, allowed in kinds.items():
+            check_kind(part, getattr(self, part), Sequence)
             object.__setattr__(self, part, tuple(getattr(self, part)))
+            for feature in getattr(self, part):
+                check_kind(f"each of {part}", feature, *allowed)
         if not self.outputs:
             raise PipelineError("a spec needs at least one of dense, sparse, lists and label")
         twice = sorted({name for name in self.outputs if self.outputs.count(name) > 1})
@@ -220,7 +233,13 @@ class FeatureSpec:
         """The columns as Arrow; of numpy arrays those only that are wanted."""
         if isinstance(block, pa.RecordBatch):
             return block
-        columns = {name: _as_arrow(block[name]) for name in self.columns if name in block}
+        columns = {}
+        for name in self.columns:
+            if name in block:
+                with naming(name):
+                    columns[name] = _as_arrow(block[name])
+        if len(lengths := {len(column) for column in columns.values()}) > 1:
+            raise SourceError(f"the columns have {sorted(lengths)} rows: they must have equally many")
         return pa.RecordBatch.from_pydict(columns)
 
 
@@ -242,7 +261,24 @@ class _Label:
 
 
 def _as_arrow(column: Column | Array) -> pa.Array:
-    """[n] as it is, [n, length] as fixed-size lists."""
-    if isinstance(column, pa.Array) or column.ndim == 1:
-        return pa.array(column)
-    return pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), column.shape[1])
+    """[n] as it is, [n, length] as lists of one length.
+
+    Raises:
+        TypeError: If the array has another shape, or values that Arrow does not have.
+    """
+    if isinstance(column, pa.Array):
+        return column
+    if column.ndim not in (1, 2):
+        raise TypeError(f"expected an array [n], or [n, length] for lists, got one of shape {column.shape}")
+    values = column.reshape(-1)
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    try:
+        values = pa.array(values)
+    except (pa.ArrowException, NotImplementedError) as error:
+        raise TypeError(f"values of the numpy type {column.dtype} are not taken: {error}") from error
+    if column.ndim == 1:
+        return values
+    if not column.shape[1]:  # which a fixed size may not be
+        return pa.ListArray.from_arrays(np.zeros(len(column) + 1, np.int32), values)
+    return pa.FixedSizeListArray.from_arrays(values, column.shape[1])

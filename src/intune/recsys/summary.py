@@ -16,6 +16,7 @@ from intune.control import read_journal
 from intune.control.explain import Kind, limit
 from intune.control.shortage import Shortage, shortage, together
 from intune.pipeline.stats import Stats
+from intune.recsys.whole import write_whole
 
 COLUMNS = 80
 _NAME = 12
@@ -245,13 +246,17 @@ class Summary:
         return set(complete) == {self.evaluation.rows_read - self.evaluation.rows}
 
     def write(self) -> None:
-        """Write summary.json into the run folder."""
+        """Write summary.json into the run folder.
+
+        Raises:
+            IntuneError: If it cannot be written; an older one stays.
+        """
         fields = asdict(self) | {
             "run_dir": str(self.run_dir),
             "rows_split_exactly": self.rows_split_exactly,
             "in_words": self.measured.in_words(),
         }
-        (self.run_dir / "summary.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        write_whole(self.run_dir / "summary.json", json.dumps(fields, indent=2) + "\n")
 
     def lines(self) -> list[str]:
         """The summary for a terminal of 80 columns; only the path of the run folder may be longer."""

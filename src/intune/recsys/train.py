@@ -26,11 +26,12 @@ from intune.pipeline.source import BlockSource
 from intune.recsys.checkpoint import load_checkpoint, load_position, save_checkpoint
 from intune.recsys.config import TrainConfig
 from intune.recsys.criteo import read_criteo
-from intune.recsys.dlrm import DLRM
 from intune.recsys.interrupts import BrokenOff, Interrupts
 from intune.recsys.losses import Losses
 from intune.recsys.metrics import auc, log_loss
+from intune.recsys.model import make_model
 from intune.recsys.progress import Progress, Reporter, Standing
+from intune.recsys.run_folder import RunFolder
 from intune.recsys.summary import Evaluation, Measured, MemoryPeak, Summary, limited_by, measure
 
 
@@ -84,7 +85,7 @@ def train(
     """Train, evaluate, and leave config.json, journal.jsonl, checkpoint.npz and summary.json in the run folder.
 
     A run that was stopped, by whatever means, goes on from its last checkpoint: each row is trained on as often, and in
-    the same order, as if it had never stopped.
+    the same order, as if it had never stopped. One that fails before its first step leaves no run folder.
 
     Args:
         config: What to do.
@@ -95,27 +96,44 @@ def train(
 
     Raises:
         FileExistsError: If the run folder is there already and `resume` is False.
-        StateError: If the run cannot be resumed: no checkpoint, another model or other data than it began with, or
-            nothing left to do.
+        StateError: If the run cannot be resumed: no checkpoint, another model or other data than it began with,
+            nothing left to do, or another process has it in hand.
         SourceError: If files are missing, are not Criteo's, or hold no rows.
         KeyboardInterrupt: On Ctrl-C, and on any signal whose handler raises it, with a note that says how far it came.
             While it trains, the step in hand is done and all is saved first; what a second signal finds unfinished two
             seconds later is broken off. The last checkpoint stands then.
-        IntuneError: If the loss is not finite any more.
+        IntuneError: If the loss is not finite any more, or something cannot be written.
     """
-    if resume and (finished := already_finished(config)):
-        raise StateError(finished)
-    pipe = training_pipeline(config)
-    _check_stages(config, pipe)
-    loop = _Loop(config, echo, clock, reporter)
-    state = loop.restore() if resume else None
-    with pipe.loader(**_loader_options(config)) as trial:  # what is refused leaves no run folder behind
-        if state is not None:
-            trial.load_state_dict(state)
-    if not resume:
-        config.make_run_dir()
-    with loop.noting_interrupts():
-        return _train_and_evaluate(config, pipe, loop, state)
+    with RunFolder(config.run_dir) as folder:
+        if resume:
+            folder.claim()
+            if finished := already_finished(config):
+                raise StateError(finished)
+        pipe = training_pipeline(config)
+        _check_stages(config, pipe)
+        loop = _Loop(config, echo, clock, reporter)
+        state = loop.restore() if resume else None
+        with pipe.loader(**_loader_options(config)) as trial:  # what is refused makes no run folder
+            if state is not None:
+                trial.load_state_dict(state)
+        with _gone_unless_begun(folder, loop), loop.noting_interrupts():
+            if not resume:
+                folder.make(config.as_json())
+            return _train_and_evaluate(config, pipe, loop, state)
+
+
+@contextmanager
+def _gone_unless_begun(folder: RunFolder, loop: "_Loop") -> Iterator[None]:
+    """Delete a run folder that this run has made if it ends by an error before its first step."""
+    try:
+        yield
+    except BaseException as error:
+        if not loop.begun:
+            try:
+                folder.remove()
+            except OSError as left:
+                error.add_note(f"the run folder {folder.path} could not be removed: {left.strerror or left}")
+        raise
 
 
 def already_finished(config: TrainConfig) -> str | None:
@@ -165,7 +183,11 @@ def _train_and_evaluate(
         run_dir=config.run_dir,
         measured=measured,
     )
-    summary.write()
+    try:
+        summary.write()
+    except IntuneError as error:
+        error.add_note(loop.how_to_go_on())
+        raise
     if summary.rows_split_exactly is False:
         raise IntuneError(
             f"rows were lost or repeated: see rows_by_epoch and evaluation in {config.run_dir}/summary.json"
@@ -225,12 +247,7 @@ class _Loop:
         self.echo = echo
         self.clock = clock
         self.reporter = reporter
-        _check_device(config.device)
-        with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
-            torch.default_generator.manual_seed(config.seed)
-            self.model = DLRM(config.make_transform().table_rows, dim=config.dim).to(config.device)
-        kind = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[config.optimizer]
-        self.optimizer = kind(self.model.parameters(), lr=config.learning_rate)
+        self.model, self.optimizer = make_model(config)
         self.loss = nn.BCEWithLogitsLoss()
         self.losses = Losses()
         self.rows_by_epoch: list[int] = []
@@ -253,6 +270,11 @@ class _Loop:
         return sum(self.rows_by_epoch)
 
     @property
+    def begun(self) -> bool:
+        """Whether a step was done, now or in an earlier session."""
+        return bool(self._steps or self._rows_before)
+
+    @property
     def done(self) -> bool:
         """Whether all epochs have been trained."""
         limit = self.config.epoch_limit
@@ -261,10 +283,6 @@ class _Loop:
     def restore(self) -> dict[str, Any]:
         """Take up the run from its checkpoint; the state of its loader."""
         position = load_checkpoint(self.config.checkpoint, self.model, self.optimizer)
-        if "seconds" not in position:
-            raise StateError(
-                f"{self.config.checkpoint} is of an earlier version of intune, which did not keep the time"
-            )
         self.rows_by_epoch = position["rows_by_epoch"]
         self.losses = Losses(**position["losses"])
         state: dict[str, Any] = position["loader"]
@@ -356,12 +374,14 @@ class _Loop:
             yield
         except KeyboardInterrupt as stop:
             if (self._over or self.done) and not getattr(stop, "__notes__", ()):
-                stop.add_note(f"after training, before all of its summary was written; {self._how_to_go_on()}")
+                stop.add_note(f"after training, before all of its summary was written; {self.how_to_go_on()}")
             raise
 
-    def _how_to_go_on(self) -> str:
+    def how_to_go_on(self) -> str:
         """What is kept of the run, for a person."""
         folder = self.config.run_dir
+        if not self.begun:
+            return f"the run folder {folder} is removed again"
         if self._rows_saved is None:
             return f"there is no checkpoint in the run folder {folder}"
         saved = (
@@ -371,10 +391,10 @@ class _Loop:
 
     def _how_far(self, wrong: str) -> str:
         if not self._steps:
-            return f"before the first step, so nothing was saved; {self._how_to_go_on()}"
+            return f"before the first step, so nothing was saved; {self.how_to_go_on()}"
         if not self.config.checkpoint_seconds:
             wrong = "they are not saved, as checkpoint_seconds=0 has it"
-        said = [f"after {count(self.rows, 'row')}", wrong, self._how_to_go_on()]
+        said = [f"after {count(self.rows, 'row')}", wrong, self.how_to_go_on()]
         return "; ".join(said if self._rows_saved != self.rows else [said[0], said[2]])
 
     def _standing(self, window: intune.Snapshot | None) -> Standing:
@@ -444,13 +464,6 @@ def _share(part: float, whole: float) -> float | None:
 def _loader_options(config: TrainConfig) -> dict[str, Any]:
     one_process = {"rank": 0, "world_size": 1}  # gradients are not shared, so each process trains on all rows
     return {"memory": config.memory, "cpus": config.cpus, "seed": config.seed, **one_process}
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:  # the latter where PyTorch was built without CUDA
-        raise PipelineError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def _check_stages(config: TrainConfig, pipe: intune.Pipeline) -> None:

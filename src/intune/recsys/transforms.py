@@ -90,8 +90,9 @@ class CriteoTransform:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if len(self.table_rows) != len(CATEGORY_COLUMNS) or min(self.table_rows) < 2:
-            allowed = f"an int of at least 2, or a tuple of {len(CATEGORY_COLUMNS)} of them"
+        rows = self.table_rows
+        if len(rows) != len(CATEGORY_COLUMNS) or min(rows) < 2 or max(rows) >= 1 << 63:
+            allowed = f"an int of at least 2, or a tuple of {len(CATEGORY_COLUMNS)} of them; all below 2**63"
             raise PipelineError(f"rows_per_table must be {allowed}, got {self.rows_per_table!r}")
 
     @property

@@ -142,7 +142,7 @@ def _as_array(given: Any) -> pa.Array:
 def _checked_keys(given: Any) -> pa.Array:
     try:
         keys: pa.Array = plain(given if isinstance(given, pa.Array) else _as_array(given))
-    except (pa.ArrowException, OverflowError) as error:
+    except (pa.ArrowException, OverflowError, TypeError) as error:
         raise PipelineError(f"keys must be integers, or strings, or bytes: {error}") from error
     if not len(keys):
         raise PipelineError("a vocabulary needs at least one key")

@@ -20,16 +20,18 @@ FileFormat: TypeAlias = Literal["parquet", "tsv"]
 _DIGITS = np.array([f"{i:04x}" for i in range(65_536)], "S4").view(np.uint32)
 
 
-def check_new(path: Path, format: str) -> None:
+def check_format(format: str) -> None:
     """Refuse what cannot be written.
 
     Raises:
-        FileExistsError: If the file is there.
         PipelineError: If the format is unknown.
     """
     if format not in ("parquet", "tsv"):
         raise PipelineError(f"format must be 'parquet' or 'tsv', got {format!r}")
-    if path.exists():
+
+
+def _check_new(path: Path) -> None:
+    if os.path.exists(path):  # unlike Path.exists, no error where the name is too long
         raise FileExistsError(f"{path} is there already; name a new file")
 
 
@@ -48,21 +50,21 @@ def write_batches(path: Path, batches: Iterable[pa.RecordBatch], format: FileFor
         IntuneError: If it cannot be written, as on a full disk. What was written of it is deleted then, as after
             every other error, Ctrl-C among them.
     """
-    check_new(path, format)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_format(format)
+    _check_new(path)
     text = hex_strings or format == "tsv"
     schema = _text_schema() if text else criteo_schema()
     try:
-        with (
-            # Two may write the same file at the same time, so each has a name of its own until then.
-            whole_file(path, suffix=f".{os.getpid()}.tmp", replace=False) as file,
-            _writer(file, format, schema) as writer,
-        ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IntuneError(f"the folder {path.parent} cannot be made: {error.strerror or error}") from error
+    try:
+        with whole_file(path, replace=False) as file, _writer(file, format, schema) as writer:
             for batch in batches:
                 writer.write_batch(_with_hex_strings(batch) if text else batch)
-    except FileExistsError:
-        raise
     except OSError as error:
+        if isinstance(error, FileExistsError) and not error.errno:  # ours
+            raise
         raise IntuneError(f"{path} was not written: {error.strerror or error}; nothing is left of it") from error
 
 

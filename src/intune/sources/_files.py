@@ -1,7 +1,5 @@
 """Which files a reader reads: paths, patterns and folders made into one sorted list."""
 
-import difflib
-import fnmatch
 import hashlib
 import os
 import sys
@@ -9,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
@@ -19,6 +18,8 @@ import pyarrow.fs as pafs
 
 from intune._errors import SourceError
 from intune._words import count
+from intune.sources._listing import LISTED_IN_ERROR, as_entry, files_of, is_magic
+from intune.sources._local import Entry, check_distinct, check_names, local_path
 
 Path: TypeAlias = str | os.PathLike[str] | tuple[Any, str | os.PathLike[str]]
 """A path, a pattern or a folder; or a pair of a filesystem and one of these on it."""
@@ -27,11 +28,7 @@ Paths: TypeAlias = Path | Sequence[Path]
 """What a reader takes: one of these, or several."""
 
 _LISTED_IN_IDENTITY = 64
-_LISTED_IN_ERROR = 5
-_LOOKED_AT_FOR_SIMILAR = 10_000
-_IGNORED_STARTS = ("_", ".")
-_IGNORED_ENDS = (".crc", ".tmp")
-_MAGIC = frozenset("*?[")
+_SECOND = 10**9  # nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +56,14 @@ class FileSet:
         places: The filesystems.
         names: Path of each file below the root of its filesystem.
         sizes: int64 [files], bytes of each file when it was listed.
+        times: int64 [files], when each was last changed when it was listed: nanoseconds since 1970, or -1 where the
+            filesystem doesn't say.
     """
 
     places: tuple[Place, ...]
     names: tuple[str, ...]
     sizes: npt.NDArray[np.int64]
+    times: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         """Number of files."""
@@ -77,23 +77,38 @@ class FileSet:
         """Full path of a file on its filesystem."""
         return self._place(index).root + self.names[index]
 
-    def open(self, index: int) -> pa.NativeFile:
-        """Open a file for reading; the caller closes it.
+    @contextmanager
+    def open(self, index: int) -> Iterator[pa.NativeFile]:
+        """Open a file for reading, and close it in the end.
+
+        Where the filesystem says when a file was changed, that is compared too: in whole seconds but for local files,
+        as object stores give other fractions in a listing. Local files are compared again in the end, as they may be
+        written over while they are read; what other filesystems have open stays as it was.
 
         Raises:
-            SourceError: If its size is no longer what it was when it was listed.
+            SourceError: If its size or time is no longer what it was when it was listed.
             OSError: If it cannot be opened.
         """
-        stream = self._place(index).filesystem.open_input_file(self.location(index))
-        size = stream.size()
-        if size != self.sizes[index]:
-            stream.close()
-            listed = count(self.sizes[index], "byte")
-            raise SourceError(
-                f"{self.path(index)} has changed while it is in use: {listed} when it was listed, {size:,} now; "
-                "make a new pipeline to read the new content"
-            )
-        return stream
+        with self._place(index).filesystem.open_input_file(self.location(index)) as stream:
+            size = stream.size()
+            if size != self.sizes[index]:
+                listed = count(self.sizes[index], "byte")
+                raise self._changed(index, f"{listed} when it was listed, {size:,} now")
+            self._check_time(index)
+            yield stream
+            if isinstance(self._place(index).filesystem, pafs.LocalFileSystem):
+                self._check_time(index)
+
+    def modified(self) -> list[int | None] | str | None:
+        """When each file was changed when it was listed: nanoseconds since 1970, or a digest where there are many.
+
+        None where the filesystem doesn't say. No part of `identity`: a copy has another time.
+        """
+        if (self.times < 0).all():
+            return None
+        if len(self) > _LISTED_IN_IDENTITY:
+            return hashlib.sha256(self.times.astype("<i8", copy=False).tobytes()).hexdigest()[:16]
+        return [None if time < 0 else time for time in self.times.tolist()]
 
     def identity(self) -> dict[str, Any]:
         """JSON of a bounded size that tells this list from another: relative paths and sizes, never contents."""
@@ -106,6 +121,21 @@ class FileSet:
         if len(self.places) > 1:
             identity["on_filesystems"] = [place.count for place in self.places]
         return identity
+
+    def _check_time(self, index: int) -> None:
+        listed = int(self.times[index])
+        if listed < 0:
+            return
+        system = self._place(index).filesystem
+        now = system.get_file_info([self.location(index)])[0].mtime_ns
+        fraction = 1 if isinstance(system, pafs.LocalFileSystem) else _SECOND
+        if now is not None and now // fraction != listed // fraction:  # None: removed, and the open file is the old one
+            raise self._changed(index, f"written {_moment(listed)} when it was listed, {_moment(now)} now")
+
+    def _changed(self, index: int, how: str) -> SourceError:
+        return SourceError(
+            f"{self.path(index)} has changed while it is in use: {how}; make a new pipeline to read the new content"
+        )
 
     def _place(self, index: int) -> Place:
         if len(self.places) == 1:
@@ -126,22 +156,30 @@ def find_files(paths: Paths, filesystem: Any = None) -> FileSet:
             "s3://bucket/folder" says, or that of the pair.
 
     Raises:
-        SourceError: If a path is missing, a pattern or folder gives nothing, or a file is given twice.
+        SourceError: If a path is missing, a pattern or folder gives nothing, a file is given twice, also by way of a
+            link, a link leads to nothing, or a name is not valid UTF-8.
     """
+    if not isinstance(paths, Iterable | os.PathLike) or isinstance(paths, bytes):
+        raise _no_path(paths)
     given = [paths] if isinstance(paths, str | os.PathLike) or _is_pair(paths) else list(paths)
     if not given:
         raise SourceError("no paths given; give a file, a folder, a pattern, or a list of them")
     groups = _by_filesystem(given, filesystem)
-    places, names, sizes = [], [], []
-    for group in groups:
-        found = group.files()
+    places, names, sizes, times = [], [], [], []
+    listed = [group.files() for group in groups]
+    local = (
+        local_path(group.filesystem, path) for group, files in zip(groups, listed, strict=True) for path, *_ in files
+    )
+    check_distinct(path for path in local if path is not None)
+    for group, found in zip(groups, listed, strict=True):
         # What the first and the last in order have in common, all have; object names need not be normal paths.
         common = os.path.commonprefix([found[0][0], found[-1][0]])  # noqa: RUF071
         root = common[: common.rfind("/") + 1]
-        names += [path[len(root) :] for path, _ in found]
-        sizes += [size for _, size in found]
+        names += [path[len(root) :] for path, *_ in found]
+        sizes += [size for _, size, _ in found]
+        times += [time for *_, time in found]
         places.append(Place(group.filesystem, root, group.label if len(groups) > 1 else "", len(found)))
-    return FileSet(tuple(places), tuple(names), np.array(sizes, np.int64))
+    return FileSet(tuple(places), tuple(names), np.array(sizes, np.int64), np.array(times, np.int64))
 
 
 @contextmanager
@@ -167,20 +205,31 @@ class _Group:
     def add(self, given: str, path: str) -> None:
         """One more path; local ones become absolute."""
         local = isinstance(self.filesystem, pafs.LocalFileSystem)
+        if local and not path:
+            raise SourceError('a path is "", which is nothing; say "." for the current folder')
+        if "\0" in path:
+            raise SourceError(f"{given!r} is not the path of a file: it has a NUL in it")
+        check_names([path])
         self.given.append(given)
         self.wanted.append(os.path.abspath(path) if local else path.rstrip("/") or path)
 
-    def files(self) -> list[tuple[str, int]]:
-        """Path and size of all files, sorted, each once."""
-        found: list[tuple[str, int]] = []
+    def files(self) -> list[tuple[str, int, int]]:
+        """Path, size and time of all files, sorted, each once."""
+        found: list[tuple[str, int, int]] = []
         try:
-            infos = self.filesystem.get_file_info(self.wanted)
+            infos = map(as_entry, self.filesystem.get_file_info(self.wanted))
             for given, path, info in zip(self.given, self.wanted, infos, strict=True):
-                found.extend(_sized(file) for file in _files_of(self.filesystem, given, path, info))
+                found.extend(_sized(file) for file in files_of(self.filesystem, given, path, info))
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"cannot list {_short(self.given)}: {error.object!r} is not a name in UTF-8, and such files cannot be "
+                "read: rename it"
+            ) from None
         except OSError as error:
             raise SourceError(f"cannot list {_short(self.given)}: {error}") from error
+        check_names(path for path, *_ in found)
         found.sort()
-        for (path, _), (following, _) in pairwise(found):
+        for (path, *_), (following, *_) in pairwise(found):
             if path == following:
                 raise SourceError(f"{path} is given more than once by {_short(self.given)}; its rows would come twice")
         return found
@@ -206,18 +255,21 @@ def _placed(path: Any, filesystem: Any) -> tuple[pafs.FileSystem, str, str, str]
             raise SourceError(f"filesystem= is given, and {path!r} brings another one; give either")
         system, text = _as_filesystem(path[0]), os.fspath(path[1])
         return system, _label(system, f"{system.type_name}:"), text, text
-    if not isinstance(path, str | os.PathLike):
-        raise SourceError(
-            f"paths must be str, os.PathLike or pairs of a filesystem and one of these, not {type(path).__name__}: "
-            f"{path!r}"
-        )
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str):
+        raise _no_path(path)
     if filesystem is not None:
         return _as_filesystem(filesystem), "", text, text
     if "://" not in text:
         return pafs.LocalFileSystem(), "", text, text
     system, location = _from_uri(text)
     return system, _label(system, text.partition("://")[0] + "://"), text, location
+
+
+def _no_path(path: Any) -> SourceError:
+    return SourceError(
+        f"paths must be str, os.PathLike or pairs of a filesystem and one of these, not {type(path).__name__}: {path!r}"
+    )
 
 
 def _is_pair(path: Any) -> bool:
@@ -246,7 +298,7 @@ def _from_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     """Filesystem and path of a URI whose path may be a pattern; "?" begins its options, as in every URI."""
     location, mark, options = uri.partition("?")
     parts = location.split("/")
-    plain = next((at for at, part in enumerate(parts) if _is_magic(part)), len(parts))
+    plain = next((at for at, part in enumerate(parts) if is_magic(part)), len(parts))
     try:
         system, path = pafs.FileSystem.from_uri("/".join(parts[:plain]) + mark + options)
     except (OSError, pa.ArrowException) as error:
@@ -254,129 +306,18 @@ def _from_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     return system, "/".join([path.rstrip("/"), *parts[plain:]])
 
 
-def _files_of(system: pafs.FileSystem, given: str, path: str, info: pafs.FileInfo) -> list[pafs.FileInfo]:
-    """The files that one given path stands for; never none."""
-    if info.type == pafs.FileType.File:
-        return [info]
-    if info.type == pafs.FileType.Directory:
-        files = _below(system, path)
-        if not files:
-            raise SourceError(
-                f"the folder {given!r} has no files to read (looked below {path!r}; names that start with _ or . "
-                f"or end in .crc or .tmp do not count)"
-            )
-        return files
-    if info.type == pafs.FileType.Unknown:
-        raise SourceError(f"{given!r} is neither a file nor a folder (looked at {path!r})")
-    if not _is_magic(path):
-        raise SourceError(f"no file or folder {given!r} (looked for {path!r}){_hint(system, path)}")
-    matched: dict[str, pafs.FileInfo] = {}
-    for match in _expand(system, path):
-        below = _below(system, match.path) if match.type == pafs.FileType.Directory else [match]
-        matched.update((file.path, file) for file in below)
-    if not matched:
-        raise SourceError(f"no file matches {given!r} (looked for {path!r}){_hint(system, path)}")
-    return list(matched.values())
+def _sized(file: Entry) -> tuple[str, int, int]:
+    if file.size is None:
+        raise SourceError(f"the filesystem does not say how large {file.path} is")
+    return file.path, file.size, -1 if file.modified is None else file.modified
 
 
-def _below(system: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    """All files below a folder whose names are not ignored."""
-    return [
-        info
-        for info in _entries(system, folder, recursive=True)
-        if info.type == pafs.FileType.File and not any(map(_is_ignored, _relative(info.path, folder)))
-    ]
-
-
-def _expand(system: pafs.FileSystem, pattern: str) -> Iterable[pafs.FileInfo]:
-    """What a pattern matches, listing only the folders that it can lead to."""
-    parts = pattern.split("/")
-    magic = next(at for at, part in enumerate(parts) if _is_magic(part))
-    infos = system.get_file_info([_joined(parts[:magic])])
-    for at in range(magic, len(parts)):
-        folders = [info.path for info in infos if info.type == pafs.FileType.Directory]
-        if parts[at] == "**":
-            return _expand_deep(system, folders, parts[at:])
-        if _is_magic(parts[at]):
-            entries = (entry for folder in folders for entry in _entries(system, folder, recursive=False))
-            infos = [entry for entry in entries if _name_matches(entry.base_name, parts[at])]
-        else:
-            infos = system.get_file_info([f"{folder.rstrip('/')}/{parts[at]}" for folder in folders])
-    return [info for info in infos if info.type in (pafs.FileType.File, pafs.FileType.Directory)]
-
-
-def _expand_deep(system: pafs.FileSystem, folders: list[str], parts: list[str]) -> Iterable[pafs.FileInfo]:
-    for folder in folders:
-        for entry in _entries(system, folder, recursive=True):
-            if _matches(_relative(entry.path, folder), parts):
-                yield entry
-
-
-def _entries(system: pafs.FileSystem, folder: str, *, recursive: bool) -> list[pafs.FileInfo]:
-    return list(system.get_file_info(pafs.FileSelector(folder, recursive=recursive)))
-
-
-def _relative(path: str, folder: str) -> list[str]:
-    """Names from a folder down to a path in it; some filesystems answer with another leading slash than asked with."""
-    below = folder.strip("/")
-    return path.strip("/")[len(below) + 1 if below else 0 :].split("/")
-
-
-def _joined(parts: list[str]) -> str:
-    return "/" if parts == [""] else "/".join(parts)
-
-
-def _matches(names: list[str], parts: list[str]) -> bool:
-    """Whether a relative path matches a pattern in which "**" stands for any number of folders."""
-    if not parts:
-        return not names
-    if parts[0] != "**":
-        return bool(names) and _name_matches(names[0], parts[0]) and _matches(names[1:], parts[1:])
-    if _matches(names, parts[1:]):
-        return True
-    return bool(names) and not _is_ignored(names[0]) and _matches(names[1:], parts)
-
-
-def _name_matches(name: str, part: str) -> bool:
-    if not fnmatch.fnmatchcase(name, part):
-        return False
-    if name.startswith(_IGNORED_STARTS) and part[0] != name[0]:
-        return False
-    return not any(name.endswith(end) and not part.endswith(end) for end in _IGNORED_ENDS)
-
-
-def _is_ignored(name: str) -> bool:
-    return name.startswith(_IGNORED_STARTS) or name.endswith(_IGNORED_ENDS)
-
-
-def _is_magic(text: str) -> bool:
-    return not _MAGIC.isdisjoint(text)
-
-
-def _sized(info: pafs.FileInfo) -> tuple[str, int]:
-    if info.size is None:
-        raise SourceError(f"the filesystem does not say how large {info.path} is")
-    return info.path, info.size
-
-
-def _hint(system: pafs.FileSystem, path: str) -> str:
-    """What there is instead, from the deepest part of the path that exists."""
-    parts = path.split("/")
-    for at in range(len(parts) - 1, 0, -1):
-        folder = _joined(parts[:at])
-        if _is_magic(folder) or system.get_file_info([folder])[0].type != pafs.FileType.Directory:
-            continue
-        names = sorted(entry.base_name for entry in _entries(system, folder, recursive=False))
-        similar = difflib.get_close_matches(parts[at], names[:_LOOKED_AT_FOR_SIMILAR], n=_LISTED_IN_ERROR, cutoff=0.5)
-        if similar:
-            return f"; {folder!r} has similar names: {', '.join(similar)}"
-        if not names:
-            return f"; {folder!r} is empty"
-        more = ", ..." if len(names) > _LISTED_IN_ERROR else ""
-        return f"; {folder!r} has {', '.join(names[:_LISTED_IN_ERROR])}{more}"
-    return ""
+def _moment(nanoseconds: int) -> str:
+    """A time in UTC, with as many digits as tell two writes apart."""
+    seconds, rest = divmod(nanoseconds, _SECOND)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09}".rstrip("0").rstrip(".") + " UTC"
 
 
 def _short(given: Sequence[Any]) -> str:
-    names = [str(path) for path in given[:_LISTED_IN_ERROR]]
+    names = [str(path) for path in given[:LISTED_IN_ERROR]]
     return ", ".join(names) + (f" and {len(given) - len(names):,} more" if len(given) > len(names) else "")

@@ -82,6 +82,15 @@ class Lines:
         empty[two] = (array[self.ends[two] - 2] == _CR) & (array[self.ends[two] - 1] == _LF)
         return empty
 
+    def has_hex_prefix(self) -> bool:
+        """Whether 0x or 0X is anywhere in them."""
+        for part in _parts(np.frombuffer(self.data, np.uint8), 1):
+            text = part.tobytes()
+            # One byte is sought far faster than two of which the first is frequent.
+            if (b"x" in text and b"0x" in text) or (b"X" in text and b"0X" in text):
+                return True
+        return False
+
     def longest(self) -> int:
         """Bytes of the longest line, its line end included."""
         return int(np.diff(self.ends, prepend=0).max(initial=0))
@@ -144,9 +153,9 @@ def _line_feeds(data: pa.Buffer) -> int:
     return sum(int(np.count_nonzero(part == _LF)) for part in _parts(np.frombuffer(data, np.uint8)))
 
 
-def _parts(array: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+def _parts(array: npt.NDArray[np.uint8], overlap: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
     for begin in range(0, array.size, _SCAN):
-        yield array[begin : begin + _SCAN]
+        yield array[begin : begin + _SCAN + overlap]
 
 
 def line_ends(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

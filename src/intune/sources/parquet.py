@@ -94,6 +94,10 @@ class ParquetSource:
             identity["partitions"] = self._partitions.identity(self._outside)
         return identity
 
+    def modified(self) -> list[int | None] | str | None:
+        """When the files were changed, see `FileSet.modified`."""
+        return self._files.modified()
+
     def unit_count(self) -> int:
         """Number of row groups that have rows, files sorted by path."""
         return len(self._unit_rows)

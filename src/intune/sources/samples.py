@@ -1,6 +1,7 @@
 """Sources of samples: any iterable, and map-style datasets."""
 
 import functools
+import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
@@ -89,6 +90,8 @@ class DatasetSource:
         """The sample with a number. A worker process gets it with the dataset, and without the sampler."""
         self._dataset, self._sampler = dataset, sampler
         self._orders: dict[int, npt.NDArray[np.int64]] = {}
+        self._digests: dict[int, str] = {}  # kept when the order is not: a state may be asked for afterwards
+        self._drawn: tuple[Iterator[Any], int] | None = None  # what the last order came from, and its length
 
     def identity(self) -> dict[str, Any]:
         """Types and length: the samples themselves are not looked at."""
@@ -103,17 +106,67 @@ class DatasetSource:
         """The sampler's numbers for an epoch, drawn once; None without a sampler.
 
         Raises:
-            SourceError: If the sampler gives a number that the dataset does not have.
+            SourceError: If the sampler gives what is no number of a sample of the dataset, or nothing at all because
+                it can be read only once, and has been.
         """
         if self._sampler is None:
             return None
         if epoch not in self._orders:
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(epoch)
-            order = np.fromiter((int(index) for index in self._sampler), dtype=np.int64)
-            if len(order) and not (-len(self) <= order.min() and order.max() < len(self)):
-                raise SourceError(
-                    f"the sampler gives numbers {order.min()} to {order.max()} for {count(len(self), 'sample')}"
-                )
+            order = self._draw(self._sampler, epoch)
             self._orders = {epoch: order}
+            self._digests[epoch] = hashlib.sha256(order.astype("<i8", copy=False).tobytes()).hexdigest()[:16]
         return self._orders[epoch]
+
+    def order_digest(self, epoch: int) -> str | None:
+        """What tells the order that was last drawn for an epoch from every other one; None without a sampler."""
+        if self._sampler is not None and epoch not in self._digests:
+            self.order(epoch)
+        return self._digests.get(epoch)
+
+    def _draw(self, sampler: Any, epoch: int) -> npt.NDArray[np.int64]:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        numbers = iter(sampler)
+        length = len(self)
+        checked = (_sample_number(value, place, length) for place, value in enumerate(numbers))
+        order = np.fromiter(checked, dtype=np.int64)
+        if self._drawn is not None and self._drawn[0] is numbers and self._drawn[1] and not len(order):
+            raise SourceError(
+                f"sampler= got a {type(numbers).__name__}, which can be read only once, and has been: give a list, or "
+                "an object whose __iter__ begins anew each epoch, such as a torch Sampler"
+            )
+        self._drawn = numbers, len(order)
+        return order
+
+
+def _sample_number(value: Any, place: int, length: int) -> int:
+    """A number that a sampler gave, exactly as it is meant.
+
+    Raises:
+        SourceError: If it is no whole number, or the dataset has no such sample.
+    """
+    number = value if type(value) is int else _whole(value, place)
+    if not -length <= number < length:
+        raise SourceError(
+            f"the sampler gives number {number!s:.40}, at place {place:,} of its order, for "
+            f"{count(length, 'sample')}; the first is 0, and negative numbers count from the end"
+        )
+    return number
+
+
+def _whole(value: Any, place: int) -> int:
+    dtype = str(getattr(value, "dtype", type(value).__name__))
+    try:
+        if "bool" not in dtype and not getattr(value, "ndim", 0):
+            return operator.index(value)
+    except TypeError:
+        pass
+    hint = ""
+    if "bool" in dtype:
+        hint = "; of a mask, give the places where it is true"
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        hint = "; if it gives batches, give the sampler inside it, and say .batch(n)"
+    raise SourceError(
+        f"the sampler gives a {type(value).__name__}, {value!r:.80}, at place {place:,} of its order, where the whole "
+        f"number of a sample is expected{hint}"
+    )

@@ -116,6 +116,10 @@ class TextSource:
         """JSON that tells this source from another: files by relative path and size, options, never contents."""
         return {"kind": self.kind, "files": self._files.identity(), **self._options}
 
+    def modified(self) -> list[int | None] | str | None:
+        """When the files were changed, see `FileSet.modified`."""
+        return self._files.modified()
+
     def unit_count(self) -> int:
         """Number of byte ranges and streams, files sorted by path; a range in which no line begins has no rows."""
         return int(self._ends[-1])
