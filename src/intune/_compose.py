@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from intune._clock import Clock, SystemClock
 from intune._errors import AllocationError, MemoryLimitError, PipelineError
 from intune._machine import (
+    Headroom,
     LockProbe,
     Meter,
     System,
@@ -19,11 +21,14 @@ from intune._machine import (
     parse_bytes,
     parse_share,
     process_limit,
+    release_unused,
     run_queue_seconds,
     thread_limit,
 )
 from intune._values import Budget, MachineSnapshot, Snapshot
+from intune._words import size
 from intune.control import Controller, Guard, Journal
+from intune.control.brake import Brake, BrakeThread
 from intune.control.explain import explain
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
@@ -41,10 +46,13 @@ THREADS_BESIDE_SLOTS = 32
 
 
 class LoaderControl:
-    """What tunes one loader: the controller's thread, the probe of the interpreter lock, the journal."""
+    """What steers one loader: the threads of controller and brake, the probe of the interpreter lock, the journal."""
 
-    def __init__(self, controller: Controller, probe: LockProbe, journal: Journal, workload: "_Watched") -> None:
-        self._controller, self._probe, self._journal, self._workload = controller, probe, journal, workload
+    def __init__(
+        self, controller: Controller, brake: BrakeThread, probe: LockProbe, journal: Journal, workload: "_Watched"
+    ) -> None:
+        self._controller, self._brake, self._probe = controller, brake, probe
+        self._journal, self._workload = journal, workload
         self._started = False
 
     def start(self) -> None:
@@ -52,13 +60,16 @@ class LoaderControl:
         if not self._started:
             self._started = True
             self._probe.start()
+            self._brake.start()
             self._controller.start()
 
     def stop(self) -> None:
         """End; calling it again does nothing."""
-        self._controller.stop()
-        self._probe.stop()
-        self._journal.close()
+        with ExitStack() as last:  # each of them, whatever the others raise
+            last.callback(self._journal.close)
+            last.callback(self._probe.stop)
+            last.callback(self._brake.stop)
+            last.callback(self._controller.stop)
 
     def last(self) -> Snapshot | None:
         """The last window."""
@@ -84,8 +95,8 @@ class LoaderControl:
 class _Watched:
     """The engine as the controller's workload; keeps the last window for whoever asks."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, brake: Brake) -> None:
+        self._engine, self._brake = engine, brake
         self.last: Snapshot | None = None
         self.measured: Snapshot | None = None
         """The last one in which a stage finished an item: the trainer may have paused since."""
@@ -98,7 +109,7 @@ class _Watched:
 
     def snapshot(self) -> Snapshot:
         """Close the window and keep it."""
-        snapshot = self._engine.snapshot()
+        snapshot = replace(self._engine.snapshot(), rest_bytes=self._brake.rest_bytes)
         if snapshot.consumer.steps or self.last is None or snapshot.window_seconds > 0.5:
             self.last = snapshot
             if any(stage.items_out for stage in snapshot.stages):
@@ -172,10 +183,17 @@ def build_loader(
     share = _share(pipeline, options)
     system, clock = System(), clock or SystemClock()
     first = budget() if budget is not None else machine_budget(system, options.cpus, options.memory)
-    if budget is None:
-        budget = partial(_current_budget, system, first, options.cpus)
     probe = LockProbe(system, clock)
     meter = Meter(system, clock, probe)
+    latest, limited = first, options.memory is not None or budget is not None
+    headroom = Headroom(system, meter.memory, lambda: latest.memory_bytes if limited else None, clock)
+    read_budget = budget or partial(_current_budget, system, headroom, first, options)
+
+    def current_budget() -> Budget:
+        nonlocal latest
+        latest = read_budget()
+        return latest
+
     _check_memory(options, first, meter)
     exact = share.world_size > 1 and share.on_uneven != "uneven"
     context = Context(
@@ -190,7 +208,15 @@ def build_loader(
     )
 
     def machine() -> MachineSnapshot:
-        return replace(meter.window(), memory_limit_bytes=first.memory_bytes)
+        window, use = meter.window(), headroom.read()
+        if use is None:
+            return window
+        read_from = {**window.read_from, "memory_bytes": use.used_from, "memory_limit_bytes": use.limit_from}
+        return replace(window, memory_bytes=use.used_bytes, memory_limit_bytes=use.limit_bytes, read_from=read_from)
+
+    def used() -> tuple[int, int] | None:
+        use = headroom.read()
+        return None if use is None else (use.limit_bytes, use.used_bytes)
 
     engine = Engine(
         pipeline,
@@ -198,14 +224,15 @@ def build_loader(
         context,
         first,
         machine,
-        lambda name, target, changed: ProcessPool(name, target, on_change=changed),
+        lambda name, target, changed, died: ProcessPool(name, target, on_change=changed, on_death=died),
     )
     try:
         kept = _open_journal(options.journal, clock)
-        watched = _Watched(engine)
-        controller = Controller(watched, decide, budget=budget, guard=Guard(), journal=kept, clock=clock)
+        brake = BrakeThread(engine, used, engine.note, release_unused, clock)
+        watched = _Watched(engine, brake.brake)
+        controller = Controller(watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock)
         controller.step()  # the first allocation, before anything runs
-        return Loader(engine, LoaderControl(controller, probe, kept, watched))
+        return Loader(engine, LoaderControl(controller, brake, probe, kept, watched))
     except BaseException:
         engine.close()
         raise
@@ -239,15 +266,19 @@ def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:
     if options.memory is None or budget.memory_bytes is None or used is None or used < budget.memory_bytes:
         return
     raise MemoryLimitError(
-        f"memory={options.memory!r} is {budget.memory_bytes / 2**20:,.1f} MiB, but this process and its children use "
-        f"{used / 2**20:,.0f} MiB already: the limit is for everything, the trainer included; give more, as bytes, as "
+        f"memory={options.memory!r} is {size(budget.memory_bytes)}, but this process and its children use "
+        f"{size(int(used))} already: the limit is for everything, the trainer included; give more, as bytes, as "
         "a text such as '24GiB', or as a share of the machine's limit such as 0.5"
     )
 
 
-def _current_budget(system: System, first: Budget, cpus: int | None) -> Budget:
-    """The budget now: a quota or affinity that was cut while running is obeyed, unless the user said how many."""
-    return first if cpus is not None else replace(first, cpus=min(first.cpus, cpu_reading(system).cpus))
+def _current_budget(system: System, headroom: Headroom, first: Budget, options: LoaderOptions) -> Budget:
+    """The budget now: quotas, affinity and memory limits that change while running are obeyed.
+
+    CPUs grow no further than they were at the start, and stay as the user said if he did.
+    """
+    cpus = first.cpus if options.cpus is not None else min(first.cpus, cpu_reading(system).cpus)
+    return replace(first, cpus=cpus, memory_bytes=_memory_bytes(options.memory, headroom.least_limit()))
 
 
 def _share(pipeline: Pipeline, options: LoaderOptions) -> Share:

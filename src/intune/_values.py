@@ -189,7 +189,7 @@ class Event:
 
     Attributes:
         kind: "resize", "epoch_start", "epoch_end", "pause", "waits", "clamped", "vetoed", "tuner_failed",
-            "worker_died", "skipped", "budget".
+            "worker_died", "skipped", "budget", "braked".
         stage: The stage that it concerns, or None.
         detail: One sentence a person understands.
     """
@@ -213,6 +213,9 @@ class Snapshot:
         in_flight_items: Items in the pipeline at the end of the window.
         in_flight_bytes: Bytes that they hold, each buffer once.
         in_flight_bytes_limit: The limit on those bytes that was in force; None = none.
+        rest_bytes: Used memory that those bytes do not explain, the least of the last ten seconds: what would remain
+            without items in flight. None = not measured.
+        held_back_share: Share of the window in which a CPU slot was free and only memory kept an item from going on.
         epoch: The epoch being delivered; None before the first.
         events: What happened in it, what became of the tuner's last proposal included.
     """
@@ -226,6 +229,8 @@ class Snapshot:
     in_flight_items: int = 0
     in_flight_bytes: int | None = None
     in_flight_bytes_limit: int | None = None
+    rest_bytes: int | None = None
+    held_back_share: float = 0.0
     epoch: int | None = None
     events: tuple[Event, ...] = ()
 

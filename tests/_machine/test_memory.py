@@ -148,6 +148,34 @@ def test_the_limit_of_a_pod_that_the_container_cannot_see(machine: Any) -> None:
     assert limit.level.path == f"{machine.root}{V1}"
 
 
+def test_the_tightest_of_all_levels_is_no_limit_of_its_own_where_all_can_be_seen(machine: Any) -> None:
+    machine.mount("memory", V1, group="/job")
+    machine.write(f"{V1}/memory.limit_in_bytes", f"{2 * GIB}\n")
+    machine.write(f"{V1}/job/memory.limit_in_bytes", f"{4 * GIB}\n")
+    machine.write(f"{V1}/job/memory.stat", f"hierarchical_memory_limit {2 * GIB}\n")
+    limits = [limit for limit in memory_limits(machine.system()) if limit.level is not None]
+    assert sorted(limit.limit_bytes or 0 for limit in limits) == [2 * GIB, 4 * GIB]
+    assert {limit.read_from.rsplit("/", 1)[1] for limit in limits} == {"memory.limit_in_bytes"}
+
+
+def test_a_hidden_limit_that_is_no_tighter_does_not_show(machine: Any) -> None:
+    machine.mount("memory", V1, root="/pod/container", group="/pod/container")
+    machine.write(f"{V1}/memory.limit_in_bytes", f"{GIB}\n")
+    machine.write(f"{V1}/memory.stat", f"hierarchical_memory_limit {GIB}\n")
+    assert [limit.limit_bytes for limit in memory_limits(machine.system())] == [GIB, 8 * GIB]
+
+
+def test_a_hidden_limit_shows_below_v2_limits_too(machine: Any) -> None:
+    """A v2 group may be tighter than it; both are limits, of what each of them counts."""
+    machine.mount("memory", V1, root="/pod/container", group="/pod/container")
+    machine.write(f"{V1}/memory.limit_in_bytes", f"{NONE_V1}\n")
+    machine.write(f"{V1}/memory.stat", f"hierarchical_memory_limit {3 * GIB}\n")
+    machine.mount("v2", f"{POINT}/unified", group="/job")
+    machine.level(f"{POINT}/unified/job", {"memory.max": f"{GIB}\n"})
+    assert sorted(limit.limit_bytes or 0 for limit in memory_limits(machine.system())) == [GIB, 3 * GIB, 8 * GIB]
+    assert memory_limit(machine.system()).limit_bytes == GIB
+
+
 @pytest.mark.slow
 @given(
     v1=st.lists(LIMITS, min_size=1, max_size=4),
@@ -269,20 +297,59 @@ def test_a_process_whose_pss_must_not_be_read_counts_without_shared_pages(machin
     assert "RSS less shared in /proc/PID/statm for 1 that" in used.read_from
 
 
+def test_mapped_files_do_not_count_where_the_kernel_tells_them_apart(machine: Any, clock: Any) -> None:
+    me = os.getpid()
+    process(machine, me, anon=100, shmem=40, pss=999, children=f"{me + 1} ")
+    process(machine, me + 1, anon=300, pss=700, parent=me)
+    rollup = "Rss: 1 kB\nPss: {} kB\nPss_Dirty: 3 kB\nPss_Anon: {} kB\nPss_File: 5000 kB\nPss_Shmem: {} kB\n"
+    machine.write(f"/proc/{me}/smaps_rollup", rollup.format(999, 80, 20))
+    assert MemoryMeter(machine.system(), clock).tree().value == (80 + 20 + 700) * 1024
+
+
+@pytest.mark.parametrize("missing", ["Pss_Anon", "Pss_Shmem"])
+def test_an_older_kernel_has_one_figure_for_everything(machine: Any, clock: Any, missing: str) -> None:
+    me = os.getpid()
+    process(machine, me, anon=100, pss=999)
+    figures = {"Pss": 999, "Pss_Anon": 80, "Pss_Shmem": 20}
+    del figures[missing]
+    machine.write(f"/proc/{me}/smaps_rollup", "".join(f"{name}: {size} kB\n" for name, size in figures.items()))
+    assert MemoryMeter(machine.system(), clock).tree().value == 999 * 1024
+
+
 @pytest.mark.slow
 def test_this_process_as_the_kernel_and_psutil_see_it() -> None:
-    """Real pages: what is touched is seen at once, and the whole agrees with PSS by another way."""
+    """Real pages: what is touched is seen at once, and the whole agrees with the kernel's list of mappings."""
     meter = MemoryMeter(System(), SystemClock())
     before = meter.tree().value
     assert before is not None
-    expected = psutil.Process().memory_full_info().pss
-    assert before == pytest.approx(expected, rel=0.1)
+    assert before == pytest.approx(fixed_bytes(), rel=0.1)
+    assert before < psutil.Process().memory_full_info().pss  # which has files too
     size = 64 * 2**20
     with mmap.mmap(-1, size) as area:
         area.write(b"x" * size)
         after = meter.tree().value
         assert after is not None
         assert after - before == pytest.approx(size, rel=0.1)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as area:
+            assert sum(area[::4096]) == 0
+            mapped = MemoryMeter(System(), SystemClock()).tree().value
+    assert mapped is not None
+    assert mapped - before < size / 4  # all of it is resident, but it can be dropped
+
+
+def fixed_bytes() -> int:
+    """Proportional bytes of this process's mappings, less those of files in file systems."""
+    total, of_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            name = " ".join(words[5:])
+            of_file = name.startswith("/") and not name.startswith(("/memfd:", "/dev/zero", "/dev/shm", "/SYSV"))
+        elif (words[0] == "Pss:" and not of_file) or (words[0] == "Anonymous:" and of_file):
+            total += int(words[1]) * 1024
+    return total
 
 
 class _Costly:

@@ -158,6 +158,54 @@ print(json.dumps([limit.limit_bytes, limit.read_from, meter.used().read_from, fi
     assert freed - shared == pytest.approx(-48 * MIB, abs=4 * MIB)
 
 
+def test_the_limit_that_is_nearest_and_a_change_of_it(group: Group) -> None:
+    """A neighbour fills the outer group; the inner one is tightened from outside while the program runs."""
+    inner = group("memory", {"memory.limit_in_bytes": 512 * MIB}, {"memory.limit_in_bytes": 400 * MIB})
+    neighbour = inner.parent / "neighbour"
+    neighbour.mkdir()
+    filler = subprocess.Popen(
+        [sys.executable, "-c", f"input(); x = bytes([1]) * (150 * {MIB}); print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        (neighbour / "cgroup.procs").write_text(str(filler.pid))
+        assert filler.stdin is not None
+        assert filler.stdout is not None
+        filler.stdin.write(b"\n")
+        filler.stdin.flush()
+        filler.stdout.readline()
+        found = run_in(
+            [inner],
+            f"""
+from intune._machine import Headroom
+clock = SystemClock()
+headroom = Headroom(system, MemoryMeter(system, clock), lambda: None, clock)
+uses = [headroom.read()]
+inner = {str(inner)!r}
+open(inner + "/memory.limit_in_bytes", "w").write(str(256 * {MIB}))
+asked, use = time.monotonic(), None
+while use is None or (use.limit_bytes != 256 * {MIB} and time.monotonic() < asked + 30):
+    use = headroom.read()
+uses.append(use)
+anonymous = mmap.mmap(-1, 100 * {MIB}, flags=mmap.MAP_PRIVATE)
+anonymous.write(b"x" * len(anonymous))
+uses.append(headroom.read())
+print(json.dumps(uses))
+""",
+        )
+    finally:
+        filler.communicate(b"\n", timeout=60)
+        _remove(neighbour)
+    outer_use, inner_use, full = found
+    assert outer_use[0] == 512 * MIB
+    assert 150 * MIB < outer_use[1] < 400 * MIB
+    assert outer_use[2] == f"{inner.parent}/memory.limit_in_bytes"
+    assert inner_use[0] == 256 * MIB
+    assert inner_use[2:] == [f"{inner}/memory.limit_in_bytes", f"total_rss + total_shmem in {inner}/memory.stat"]
+    assert full[1] - inner_use[1] == pytest.approx(100 * MIB, abs=4 * MIB)
+
+
 def test_a_pids_limit(group: Group) -> None:
     inner = group("pids", {"pids.max": 41}, {"pids.max": 1000})
     program = "print(json.dumps([len(os.listdir('/proc/self/task')), thread_limit(system), process_limit(system)]))"

@@ -104,7 +104,7 @@ def test_the_least_of_tuner_and_guard_holds_and_a_cut_is_told() -> None:
     more, (event,) = Guard().check(proposal(in_flight=9 * GIB), snapshot, budget(10 * GIB))
     assert more.in_flight_bytes == 7 * GIB
     assert (event.kind, event.stage) == ("vetoed", None)
-    assert "from 9,216 MiB to 7,168 MiB" in event.detail
+    assert "from 9.0 GiB to 7.0 GiB" in event.detail
 
 
 def test_the_machines_limit_holds_where_it_is_tighter() -> None:
@@ -121,7 +121,7 @@ def test_processes_are_added_only_as_far_as_their_memory_fits() -> None:
     assert allocation.concurrency["work"] == 6
     assert allocation.in_flight_bytes == int(0.9 * 16 * GIB) - 12 * GIB
     assert (event.kind, event.stage) == ("vetoed", "work")
-    assert event.detail.startswith("6 processes instead of 10: 8 more of 1,024 MiB each do not fit")
+    assert event.detail.startswith("6 processes instead of 10: 8 more of 1.0 GiB each do not fit")
     assert allocation.reasons["work"] == event.detail
 
 
@@ -138,8 +138,36 @@ def test_an_open_process_stage_is_vetoed_into_an_int() -> None:
     assert event.kind == "vetoed"
 
 
-def test_processes_that_run_already_are_left_and_at_least_one_remains() -> None:
-    snapshot = seen(30 * GIB, resident=GIB, live=2)
+def test_processes_that_leave_items_too_little_go_one_a_step_and_one_remains() -> None:
+    # 0.9 - 1/16 of 16 GiB is 13.4; what is left of 0.9 is for items.
+    fitting, crowded = seen(13 * GIB, resident=2 * GIB, live=4), seen(14 * GIB, resident=2 * GIB, live=4)
+    assert Guard().check(proposal(work=4), fitting, budget(16 * GIB))[0].concurrency["work"] == 4
+    allocation, (event,) = Guard().check(proposal(work=4), crowded, budget(16 * GIB))
+    assert allocation.concurrency["work"] == 3
+    assert (event.kind, event.stage) == ("vetoed", "work")
+    assert event.detail.startswith("3 processes instead of 4: they hold 8.0 GiB")
+    assert allocation.reasons["work"] == event.detail
+    assert Guard().check(proposal(work=2), crowded, budget(16 * GIB))[0].concurrency["work"] == 2
+    single = seen(14 * GIB, resident=2 * GIB, live=1)
+    assert Guard().check(proposal(work=1), single, budget(16 * GIB))[0].concurrency["work"] == 1
+
+
+def test_the_stage_whose_processes_hold_most_gives_one() -> None:
+    snapshot = seen(15 * GIB, resident=GIB, live=3)
+    other = replace(snapshot.stages[1], info=StageInfo("other", "map", "process"), process_resident_bytes=2 * GIB)
+    both = replace(snapshot, stages=(*snapshot.stages, other))
+    wanted = Allocation({"read": None, "work": 3, "other": 3}, slots=4)
+    assert Guard().check(wanted, both, budget(16 * GIB))[0].concurrency == {"read": None, "work": 3, "other": 2}
+
+
+def test_the_least_rest_of_some_time_counts_where_it_is_known() -> None:
+    """Of the memory at one moment a part belongs to items that are being made."""
+    snapshot = replace(seen(7 * GIB, 2 * GIB), rest_bytes=2 * GIB)
+    assert Guard().check(proposal(), snapshot, budget(10 * GIB))[0].in_flight_bytes == 7 * GIB
+
+
+def test_of_processes_that_run_already_at_least_one_remains() -> None:
+    snapshot = seen(25 * GIB // 2, resident=GIB, live=2)
     for target, allowed in ((5, 2), (2, 2), (1, 1)):
         allocation, _ = Guard().check(proposal(work=target), snapshot, budget(16 * GIB))
         assert allocation.concurrency["work"] == allowed

@@ -398,7 +398,7 @@ class TestDoesItWait:
                 change.set()
 
     def test_an_item_is_measured_alone(self) -> None:
-        """Until it is decided, nothing else runs beside an item of the stage."""
+        """Once a stage is suspected of waiting, nothing else runs beside an item of it until that is decided."""
         lock = threading.Lock()
         now = 0
         beside: list[int] = []
@@ -416,8 +416,21 @@ class TestDoesItWait:
 
         pipe = batches(40).map(work, name="first").map(work, name="second")
         with pipe.loader(cpus=8) as loader:
+            suspect_all(loader)
             list(loader)
         assert beside == [1] * 6
+
+    def test_a_stage_that_computes_is_never_measured_alone(self) -> None:
+        """Two of its first items are inside at once: nothing waits for a measurement."""
+        both = threading.Barrier(2, timeout=30)
+
+        def work(batch: Any) -> Any:
+            if 1 <= batch[0] <= 2:
+                both.wait()
+            return batch
+
+        with batches(20).map(work, name="work").loader(cpus=2) as loader:
+            assert len(list(loader)) == 20
 
     @pytest.mark.parametrize("stage", ["the one measured", "another"])
     def test_an_item_that_takes_long_does_not_stop_the_rest(self, stage: str) -> None:
@@ -426,6 +439,7 @@ class TestDoesItWait:
         held = Held(first=0)
         pipe = batches(20).map(held, name="held", waits=None if stage == "the one measured" else True)
         with build(pipe, clock=clock) as loader:
+            suspect_all(loader)
             consumed = Consumed(loader)
             wait_for(lambda: held.inside == 1 and at_rest(loader, 1))
             clock.advance(2.0)
@@ -433,6 +447,13 @@ class TestDoesItWait:
             wait_for(lambda: held.inside > 1)
             held.open()
             assert consumed.join() == list(range(20))
+
+
+def suspect_all(loader: Loader) -> None:
+    """As if an item of each stage had looked as if it waited."""
+    for stage in loader._engine.live:
+        if stage.trial is not None:
+            stage.trial.suspected = True
 
 
 def build(pipe: Pipeline, clock: Any) -> Loader:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from intune.pipeline.calls import Failure
 from intune.pipeline.item import Item
-from intune.pipeline.ledger import Charge, Ledger
+from intune.pipeline.ledger import Charge, Forecast, Ledger
 from intune.pipeline.segment import Context, Delivery, Segment, Sequence
 from intune.pipeline.sequence import BatchSequencer, ReplayLog, Sequencer, ShuffleSequencer
 from intune.testing import ManualClock
@@ -37,7 +37,7 @@ def context(**options: Any) -> Context:
 
 
 def begun(segment: Segment, *path: int, rows: int = 1) -> Item:
-    item = segment.begin(path, path[0], 0, 0, lambda: "somewhere")
+    item = segment.begin(path, path[0], segment.forecast, 0, lambda: "somewhere")
     item.rows, item.payload = rows, path
     if len(path) == 1:
         segment.next_root = path[0] + 1
@@ -57,15 +57,27 @@ class TestSegment:
         segment.arrived(items[0])
         assert segment.opens_order()
 
-    def test_batches_that_wait_for_the_consumer_count_as_unfinished(self) -> None:
-        setting = context(max_ahead=3, prefetch=5)
+    @pytest.mark.parametrize(("prefetch", "most"), [(None, 3), (5, 5), (1, 1)])
+    def test_there_is_room_until_as_many_batches_wait_as_were_chosen(self, prefetch: int | None, most: int) -> None:
+        setting = context(max_ahead=3, prefetch=prefetch)
         delivery = Delivery(setting, 0, lambda: None)
         segment = Segment(setting, 1, 0, delivery, set())
-        for root in range(3):
+        for root in range(most):
+            assert (segment.has_room(), segment.opens_order()) == (True, True)
             segment.arrived(begun(segment, root))
-        assert (len(delivery.ready), segment.low, segment.opens_order()) == (3, 3, False)
+        assert (len(delivery.ready), segment.has_room(), segment.few_ready()) == (most, False, False)
         delivery.ready.popleft()
-        assert segment.opens_order()
+        assert segment.has_room()
+
+    def test_on_a_device_there_is_room_for_two_unless_more_were_chosen(self) -> None:
+        for prefetch, most in ((None, 2), (4, 4)):
+            setting = context(max_ahead=9, prefetch=prefetch)
+            delivery = Delivery(setting, 0, lambda: None)
+            segment = Segment(setting, 1, 0, delivery, set())
+            for root in range(most):
+                assert segment.few_ready()
+                segment.arrived(begun(segment, root))
+            assert not segment.few_ready()
 
     def test_few_children_lie_past_the_lowest_unfinished_one(self) -> None:
         segment = Segment(context(max_ahead=4), 2, 0, Taken(), set())
@@ -144,20 +156,20 @@ class TestSegment:
         for _ in range(3):
             segment.forecast.add(1, 1)
         setting.ledger.reserve(90, set())
-        assert segment.opens_memory((1,), segment.forecast, 9)  # forecast 9.9 bytes
-        assert not segment.opens_memory((1,), segment.forecast, 10)
-        assert segment.opens_memory((0,), segment.forecast, 10)  # order waits for it
+        assert segment.opens_memory((1,), segment.forecast, 9)  # forecast 9.45 bytes
+        assert not segment.opens_memory((1,), segment.forecast, 11)
+        assert segment.opens_memory((0,), segment.forecast, 11)  # order waits for it
         segment.arrived(begun(segment, 0))
-        assert not segment.opens_memory((1,), segment.forecast, 10)  # the consumer has one to take
+        assert not segment.opens_memory((1,), segment.forecast, 11)  # the consumer has one to take
         delivery.ready.popleft()
-        assert segment.opens_memory((1,), segment.forecast, 10)
+        assert segment.opens_memory((1,), segment.forecast, 11)
 
 
 class TestDelivery:
     def deliver(self, delivery: Delivery, ledger: Ledger, *runs: tuple[int, Any]) -> list[Any]:
         charges = set[Charge]()
         for position, payload in runs:
-            item = Item((position,), position, ledger.reserve(10, charges), 0, lambda: "somewhere")
+            item = Item((position,), position, ledger.reserve(10, charges), 0, Forecast(), lambda: "somewhere")
             item.payload, item.rows = payload, len(payload)
             item.keys = range(len(payload)) if isinstance(payload, list) else None
             delivery.accept(item)
@@ -181,7 +193,7 @@ class TestDelivery:
     def test_a_failure_behind_what_was_had_stays(self) -> None:
         setting = context()
         delivery = Delivery(setting, 2, lambda: None)
-        item = Item((0,), 0, setting.ledger.reserve(0, set()), 0, lambda: "somewhere")
+        item = Item((0,), 0, setting.ledger.reserve(0, set()), 0, Forecast(), lambda: "somewhere")
         item.payload, item.rows, item.keys = [1, 2], 2, range(2)
         item.fail(Failure(ValueError(), (2,)), "stage")
         delivery.accept(item)
@@ -195,7 +207,7 @@ class TestSequence:
         return Sequence(setting, sequencer, ReplayLog(), None, following, lambda sequence, orders: failure)
 
     def give(self, sequence: Sequence, root: int, rows: int, failure: Failure | None = None) -> Item:
-        item = Item((root,), root, sequence.context.ledger.reserve(100, set()), 0, lambda: "somewhere")
+        item = Item((root,), root, sequence.context.ledger.reserve(100, set()), 0, Forecast(), lambda: "somewhere")
         item.rows, item.failure = rows, failure
         sequence.accept(item)
         return item
@@ -328,12 +340,12 @@ class AdmissionMachine(RuleBasedStateMachine):
         units=units,
         budget=st.none() | st.integers(0, 1000),
         ahead=st.integers(1, 6),
-        prefetch=st.integers(1, 3),
+        prefetch=st.none() | st.integers(1, 3),
         failing=st.none() | st.integers(0, 20),
         slots=st.integers(1, 9),
     )
     def begin_run(
-        self, units: list[Unit], budget: int | None, ahead: int, prefetch: int, failing: int | None, slots: int
+        self, units: list[Unit], budget: int | None, ahead: int, prefetch: int | None, failing: int | None, slots: int
     ) -> None:
         made = [(root, child) for root, unit in enumerate(units) for child in unit.gives if child.rows]
         if failing is not None and failing < len(made):
@@ -377,34 +389,45 @@ class AdmissionMachine(RuleBasedStateMachine):
         else:
             segment.next_root += 1
             segment.hold(draw.root)
-        size = segment.forecast.bytes(draw.unit.bound) if ledger.budget is not None else 0
+        size = segment.forecast.bytes(draw.unit.bound, ledger.budget) if ledger.budget is not None else 0
         forced = not ledger.admits(size)
         if forced:  # what order waits for, and the consumer has all that came before
             assert not self.delivery.ready
             assert not any(hand.item.path < (draw.root, draw.given) for hand in self.live.values())
-            assert not any(hand.forced for hand in self.live.values())
+            assert not any(hand.forced and not hand.read for hand in self.live.values())
         if ledger.budget is not None and not segment.forecast.known:
             assert segment.live == 0
-        assert len(self.delivery.ready) < self.context.prefetch
-        item = segment.begin((draw.root, draw.given), draw.root, size, draw.unit.bound, lambda: f"unit {draw.root}")
+        assert len(self.delivery.ready) < (self.context.prefetch or self.context.max_ahead)
+        path, bound = (draw.root, draw.given), draw.unit.bound
+        item = segment.begin(path, draw.root, segment.forecast, bound, lambda: f"unit {draw.root}")
         made = draw.unit.gives[draw.drawn] if draw.drawn < len(draw.unit.gives) else None
         draw.drawn += 1
         hand = Hand(item, made, draw, size, forced)
         self.hands.append(hand)
         self.live[item.charge] = hand
 
-    @precondition(lambda self: self.alive and self.hands)
+    def workable(self) -> list[Hand]:
+        """Units being drawn, and items that the ledger lets go on to be mapped."""
+        self.context.busy = sum(not hand.read for hand in self.hands)
+        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item, 0)]
+
+    @precondition(lambda self: self.alive and self.workable())
     @rule(data=st.data())
     def work(self, data: st.DataObject) -> None:
-        self.finish(data.draw(st.integers(0, len(self.hands) - 1)))
+        self.finish(data.draw(st.sampled_from(self.workable())))
 
-    def finish(self, number: int) -> None:
-        hand = self.hands.pop(number)
+    def finish(self, hand: Hand) -> None:
+        self.hands.remove(hand)
         item, made, draw = hand.item, hand.made, hand.drawing
         if hand.read:
             assert made is not None
+            charged = self.ledger.charged
+            self.segment.goes_further(item, 0)
+            if self.ledger.charged > charged:
+                hand.reserved = item.charge.reserved
+                hand.forced = hand.forced or self.ledger.debt > 0
+            item.held(item.charge.actual + made.mapped)
             self.ledger.true_up(item.charge, {id(item): made.mapped})
-            item.peak = max(item.peak, made.mapped)
             item.rows = made.rows
             if made.fails:
                 item.rows = 0
@@ -417,7 +440,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.segment.unborn(item)
         else:
             self.ledger.true_up(item.charge, {id(made): made.read})
-            item.peak, item.payload = made.read, made
+            item.held(made.read)
+            item.payload = made
             draw.given += 1
             self.parked.append(draw)
             hand.read = True
@@ -468,8 +492,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         while self.to_come or not self.delivery.ended:
             if self.choice() is not None:
                 self.draw()
-            elif self.hands:
-                self.finish(0)
+            elif self.workable():
+                self.finish(self.workable()[0])
             elif self.delivery.ready:
                 self.take()
             else:

@@ -124,7 +124,7 @@ def test_undeclared_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["01", "00", "-01", "-0", "%301"])
-def test_leading_zeros_are_kept_as_text_unless_a_number_is_declared(tmp_path: Path, value: str) -> None:
+def test_leading_zeros_beside_fewer_digits_make_text_unless_a_number_is_declared(tmp_path: Path, value: str) -> None:
     put(tmp_path / f"a={value}/b=0/a.parquet", 1)
     put(tmp_path / "a=1/b=10/a.parquet", 2)
     source = ParquetSource(tmp_path)
@@ -133,6 +133,15 @@ def test_leading_zeros_are_kept_as_text_unless_a_number_is_declared(tmp_path: Pa
     assert found == {1: (unquote(value), 0), 2: ("1", 10)}
     declared = ParquetSource(tmp_path, partitioning=pa.schema([("a", pa.int16())]))
     assert {row["x"]: row["a"] for row in rows(declared)} == {1: int(unquote(value)), 2: 1}
+
+
+def test_numbers_padded_to_one_width_are_numbers(tmp_path: Path) -> None:
+    """Months and hours are written so everywhere."""
+    for number, month in enumerate(["01", "09", "12"]):
+        put(tmp_path / f"month={month}/a.parquet", number)
+    source = ParquetSource(tmp_path)
+    assert source.schema.field("month").type == pa.int32()
+    assert {row["x"]: row["month"] for row in rows(source)} == {0: 1, 1: 9, 2: 12}
 
 
 @pytest.mark.parametrize("value", ["a/b", "50 %", "größe", "x=y", "a+b", ""])

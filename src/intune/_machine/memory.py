@@ -2,13 +2,15 @@
 
 Used is what cannot be dropped: anonymous and shared pages. Where a control group sets the limit, its own count
 of them is taken, as that is what the kernel will compare. Elsewhere it is the proportional size (PSS) of the
-process tree. PSS costs the kernel some 13 ms for each GiB of small pages, so it is taken as seldom as keeps its cost
+process tree's. PSS costs the kernel some 13 ms for each GiB of small pages, so it is taken as seldom as keeps its cost
 at 0.5 % of a core; in between, the last one is moved by the growth of resident anonymous and shared memory,
 which costs microseconds.
 """
 
 import os
 import resource
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from intune._clock import Clock
@@ -72,7 +74,7 @@ def memory_limit(system: System) -> MemoryLimit:
 def memory_limits(system: System) -> list[MemoryLimit]:
     """Every limit that binds this process: of its control groups at each level, RLIMIT_AS, the machine's memory."""
     limits = [limit for limit in map(_level_limit, levels(system, "memory")) if limit is not None]
-    limits += _hidden_limit(system)
+    limits += _hidden_limit(system, limits)
     address_space = system.soft_limit(resource.RLIMIT_AS)
     if address_space is not None:
         limits.append(MemoryLimit(address_space, _ADDRESS_SPACE))
@@ -117,13 +119,19 @@ def _level_limit(level: Level) -> MemoryLimit | None:
     return min(found, key=lambda limit: limit.limit_bytes or 0, default=None)
 
 
-def _hidden_limit(system: System) -> list[MemoryLimit]:
-    """The limit of v1 groups above the topmost one that can be seen, such as a pod's around a container."""
+def _hidden_limit(system: System, seen: list[MemoryLimit]) -> list[MemoryLimit]:
+    """The limit of v1 groups above the topmost one that can be seen, such as a pod's around a container.
+
+    The kernel only says the tightest limit of all levels: a hidden one shows where it is below those that are seen.
+    """
     own = [level for level in levels(system, "memory") if level.version == 1]
     if not own:
         return []
     file = own[0].file("memory.stat")
     limit = numbers(read_or_none(file)).get("hierarchical_memory_limit", _UNLIMITED)
+    visible = [each.limit_bytes for each in seen if each.limit_bytes and each.level and each.level.version == 1]
+    if limit >= min(visible, default=_UNLIMITED):
+        return []
     # What the hidden group uses cannot be seen; the topmost visible one is the nearest to it.
     return [MemoryLimit(limit, f"hierarchical_memory_limit in {file}", own[-1])] if limit < _UNLIMITED else []
 
@@ -139,12 +147,20 @@ def group_memory(level: Level) -> Reading:
     return Reading(sum(stat[name] for name in names), f"{' + '.join(names)} in {file}")
 
 
+def _fixed_pss(rollup: Mapping[str, int]) -> int | None:
+    """KiB of what cannot be dropped; before Linux 5.9 mapped files are in the only figure there is."""
+    if "Pss_Anon" in rollup and "Pss_Shmem" in rollup:
+        return rollup["Pss_Anon"] + rollup["Pss_Shmem"]
+    return rollup.get("Pss")
+
+
 class MemoryMeter:
-    """Memory used, cheap enough for ten readings a second. Not safe for several threads at once."""
+    """Memory used, cheap enough for ten readings a second. May be asked by several threads."""
 
     def __init__(self, system: System, clock: Clock) -> None:
         """Args: system: the machine that is asked. clock: for the age of readings and their cost."""
         self._system = system
+        self._lock = threading.Lock()
         self._tree = TreeMemory(system, clock, ProcessTree(system, os.getpid()))
         self._limit: MemoryLimit | None = None
 
@@ -166,7 +182,8 @@ class MemoryMeter:
 
     def tree(self) -> Reading:
         """Bytes of this process and its descendants, whatever sets the limit."""
-        return self._tree.read()
+        with self._lock:
+            return self._tree.read()
 
 
 class TreeMemory:
@@ -209,7 +226,7 @@ class TreeMemory:
         self._corrections = {}
         self._unreadable = 0
         for key, size in resident.items():
-            pss = numbers(read_or_none(self._system.path(f"/proc/{key.pid}/smaps_rollup"))).get("Pss")
+            pss = _fixed_pss(numbers(read_or_none(self._system.path(f"/proc/{key.pid}/smaps_rollup"))))
             self._unreadable += pss is None
             self._corrections[key] = (self._unshared(key.pid) if pss is None else pss * 1024) - size
         self._cost_seconds = self._clock.cpu() - begun

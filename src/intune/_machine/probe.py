@@ -48,14 +48,15 @@ class LockProbe:
     def start(self) -> None:
         """Start the thread; nothing happens if it runs."""
         if self._thread is None:
-            self._wake.clear()
-            self._thread = threading.Thread(target=self._run, name="intune-lock-probe", daemon=True)
-            self._thread.start()
+            self._wake = threading.Event()
+            thread = threading.Thread(target=self._run, args=(self._wake,), name="intune-lock-probe", daemon=True)
+            thread.start()
+            self._thread = thread  # not before: an interrupt in between must not leave one that cannot be joined
 
     def stop(self) -> None:
         """End the thread and wait for its end; nothing happens if none runs."""
+        self._wake.set()
         if self._thread is not None:
-            self._wake.set()
             self._thread.join()
             self._thread = None
 
@@ -66,21 +67,21 @@ class LockProbe:
             self._waited_seconds, self._samples = 0.0, 0
         return waited / samples if samples else None
 
-    def _run(self) -> None:
+    def _run(self, wake: threading.Event) -> None:
         try:
             # Kept open: to open it costs more than all else that is done in a round.
             schedstat = os.open(self._system.path("/proc/thread-self/schedstat"), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return
         try:
-            self._sample(schedstat)
+            self._sample(schedstat, wake)
         finally:
             os.close(schedstat)
 
-    def _sample(self, schedstat: int) -> None:
+    def _sample(self, schedstat: int, wake: threading.Event) -> None:
         queued = _read_queued(schedstat)
         begun = self._clock.wall()
-        while queued is not None and not self._clock.sleep(self._sleep_seconds, self._wake):
+        while queued is not None and not self._clock.sleep(self._sleep_seconds, wake):
             overshoot = self._clock.wall() - begun - self._sleep_seconds
             before, queued = queued, _read_queued(schedstat)
             if queued is not None:

@@ -110,8 +110,9 @@ class Controller:
         if self._thread is not None or not self._try_step():
             return
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-controller", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-controller", daemon=True)
+        thread.start()
+        self._thread = thread  # not before: an interrupt in between must not leave one that cannot be joined
 
     def stop(self) -> None:
         """End the thread and wait for it; may be called again and from any thread, that one included.

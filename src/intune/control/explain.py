@@ -23,6 +23,7 @@ from intune.control.lock import (
     lock_bound,
     lost_seconds,
 )
+from intune.control.shortage import shortage
 
 Kind = Literal["trainer", "paused", "cpu", "lock", "concurrency", "waits", "memory", "order", "source", "unknown"]
 
@@ -311,7 +312,9 @@ def _cpu_figures(snapshot: Snapshot) -> str:
 def _memory_sentence(snapshot: Snapshot, stage: StageSnapshot) -> str:
     held = f"items in flight hold {size(snapshot.in_flight_bytes)} of {size(snapshot.in_flight_bytes_limit)}"
     waited = f"stage {stage.name} waited {_share(stage.wait_share['memory'])} of the time for bytes to become free"
-    return f"Memory is the limit: {waited}; {held}."
+    missing = shortage(snapshot)
+    more = f"; {missing.in_words()}" if missing is not None else ""
+    return f"Memory is the limit: {waited}; {held}{more}."
 
 
 def _details(snapshot: Snapshot) -> Iterator[str]:

@@ -10,17 +10,18 @@ predictions for the next window:
   items are in flight and never rise again. So B / 8 is always granted, as far as rest + B / 8 <= B holds:
   `max(0.9 B - rest, min(B / 8, B - rest))`, and never below 0. (At 0 one item at a time goes on.)
 * *Worker processes.* One more process costs what those of its stage hold on average. Processes are added
-  only while rest, the processes being started and B / 8 for items stay within 0.9 B.
+  only while rest, the processes being started and B / 8 for items stay within 0.9 B. Where those that run already
+  leave less than B / 16 for items, one is taken away a step, from the stage whose processes hold most.
 
 It does not cover what it has no figure for: processes of a stage of which none was measured yet, growth of
-the trainer, or a single item larger than everything so far. It predicts and does not react: memory that is
-already past the limit has to be brought down elsewhere.
+the trainer, or a single item larger than everything so far. Between its steps the brake watches what is measured.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from intune._values import Allocation, Budget, Event, Snapshot, StageSnapshot
+from intune._words import size
 from intune.control.allocation import clamp, processes_held, processes_when_open
 
 USABLE = 0.9
@@ -52,12 +53,13 @@ class Guard:
         rest = _rest(snapshot)
         if rest is not None:
             allocation, rest, vetoes = _veto_processes(allocation, snapshot, rest, limit)
-            events += vetoes
+            allocation, cuts = _cut_processes(allocation, snapshot, rest, limit)
+            events += vetoes + cuts
         most = in_flight_limit(limit, rest)
         asked = allocation.in_flight_bytes
         if asked is not None and asked > most:
-            detail = f"in_flight_bytes lowered from {_mib(asked)} to {_mib(most)}: the limit for everything is "
-            events.append(Event("vetoed", None, f"{detail}{_mib(limit)}, the rest needs {_mib(rest)}"))
+            detail = f"in_flight_bytes lowered from {size(asked)} to {size(most)}: the limit for everything is "
+            events.append(Event("vetoed", None, f"{detail}{size(limit)}, the rest needs {size(rest)}"))
         return replace(allocation, in_flight_bytes=most if asked is None else min(asked, most)), events
 
 
@@ -82,6 +84,8 @@ def in_flight_limit(limit: int, rest: int | None) -> int:
 
 def _rest(snapshot: Snapshot) -> int | None:
     memory = snapshot.machine.memory_bytes
+    if snapshot.rest_bytes is not None:
+        return snapshot.rest_bytes
     return None if memory is None else max(0, memory - (snapshot.in_flight_bytes or 0))
 
 
@@ -102,13 +106,41 @@ def _veto_processes(
             least = 0 if stage.concurrency == 0 else 1
             now = max(least, target - (added - granted))
             detail = (
-                f"{now} processes instead of {target}: {added} more of {_mib(resident)} each do not fit "
-                f"into a limit of {_mib(limit)}, of which {_mib(rest)} are needed otherwise"
+                f"{now} processes instead of {target}: {added} more of {size(resident)} each do not fit "
+                f"into a limit of {size(limit)}, of which {size(rest)} are needed otherwise"
             )
             concurrency[stage.name] = now
             reasons[stage.name] = detail
             events.append(Event("vetoed", stage.name, detail))
     return replace(allocation, concurrency=concurrency, reasons=reasons), rest, events
+
+
+def _cut_processes(allocation: Allocation, snapshot: Snapshot, rest: int, limit: int) -> tuple[Allocation, list[Event]]:
+    """The allocation with one process less where those that run leave items too little, and what was cut."""
+    if rest <= limit * (USABLE - FLOOR / 2):
+        return allocation, []
+    held = {
+        stage.name: (live * stage.process_resident_bytes, live)
+        for stage in snapshot.stages
+        if stage.process_resident_bytes and (live := processes_held(stage, allocation.slots)[0]) > 1
+    }
+    if not held:
+        return allocation, []
+    name = max(held, key=lambda each: held[each][0])
+    total, live = held[name]
+    detail = (
+        f"{live - 1} processes instead of {live}: they hold {size(total)}, and all but items in flight "
+        f"{size(rest)} of {size(limit)}"
+    )
+    wanted = allocation.concurrency[name]
+    if wanted is not None and wanted < live:
+        return allocation, []  # fewer are wanted already
+    cut = replace(
+        allocation,
+        concurrency={**allocation.concurrency, name: live - 1},
+        reasons={**allocation.reasons, name: detail},
+    )
+    return cut, [Event("vetoed", name, detail)]
 
 
 def _growing(stages: Sequence[StageSnapshot], allocation: Allocation) -> list[tuple[StageSnapshot, int, int, int]]:
@@ -123,7 +155,3 @@ def _growing(stages: Sequence[StageSnapshot], allocation: Allocation) -> list[tu
         if added > 0 and stage.process_resident_bytes:
             found.append((stage, target, added, stage.process_resident_bytes))
     return found
-
-
-def _mib(size: int | None) -> str:
-    return "an unknown amount" if size is None else f"{size / 2**20:,.0f} MiB"

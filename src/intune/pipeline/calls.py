@@ -175,9 +175,9 @@ class StageCall:
                         out.append(result)
                         keep.append(position)
                 break
-            except Exception as error:
+            except BaseException as error:  # also SystemExit: the samples before it are delivered
                 failure = Failure(error, key_at(keys, position))
-                if not self.skip:
+                if not (self.skip and isinstance(error, Exception)):
                     break
                 skipped.append(failure)
                 failure = None

@@ -241,7 +241,7 @@ class Pipeline:
         on_error: Literal["raise", "skip"] = "raise",
         journal: Any = None,
         max_ahead: int | None = None,
-        prefetch: int = 2,
+        prefetch: int | None = None,
     ) -> "Loader":
         """Make what runs the pipeline: iterate it like a PyTorch loader.
 
@@ -261,7 +261,7 @@ class Pipeline:
             on_error: "skip" leaves out what a function or the reader fails on, counts and names it.
             journal: Path of the file that each decision is written to; None = memory only.
             max_ahead: The most items past the lowest unfinished one; None = slots + max(4, slots // 2).
-            prefetch: Batches that may wait for the consumer.
+            prefetch: Batches that may wait for the consumer; None = `max_ahead`.
 
         Raises:
             PipelineError: If options contradict each other or the chain, or the journal cannot be written.

@@ -10,12 +10,13 @@ import pyarrow as pa
 from intune.pipeline.blocks import block_rows, block_slice
 from intune.pipeline.calls import Failure, Flow, Keys, StageCall
 from intune.pipeline.footprint import Footprint, footprint
+from intune.pipeline.gather import Gather
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Forecast
 from intune.pipeline.nodes import Node, Work, size_of
-from intune.pipeline.samples import run_length
-from intune.pipeline.segment import Segment
-from intune.pipeline.sequence import Path
+from intune.pipeline.samples import RunLength
+from intune.pipeline.segment import Segment, Sequence
+from intune.pipeline.sequence import Order, Path
 from intune.pipeline.stage import LiveStage
 
 
@@ -63,8 +64,8 @@ class DrawNode(Node):
         """Take that parent."""
         raise NotImplementedError
 
-    def _bound(self) -> int:
-        """Bound on the size of its first item."""
+    def _bound(self, drawing: Drawing | None) -> int:
+        """Bound on the size of the next item of a parent; None = that parent."""
         raise NotImplementedError
 
     def _may_open(self, path: Path) -> bool:
@@ -119,10 +120,10 @@ class DrawNode(Node):
             return False, True, room, True
         if isinstance(choice, Drawing):
             path = (*choice.path, choice.children)
-            order, bound = self.segment.opens_child(path), choice.bound
+            order, bound = self.segment.opens_child(path), self._bound(choice)
         else:
             path = (*choice, 0)
-            order, bound = self._may_open(path), self._bound()
+            order, bound = self._may_open(path), self._bound(None)
         return True, *self.segment.open_for(order), self.segment.opens_memory(path, self.forecast, bound)
 
     def begin(self) -> Work:
@@ -133,10 +134,9 @@ class DrawNode(Node):
         else:
             drawing = self._open()
             self._opened.add(drawing)
+        drawing.bound = self._bound(drawing)
         path = (*drawing.path, drawing.children)
-        size = self.forecast.bytes(drawing.bound) if self.context.ledger.budget is not None else 0
-        bound = drawing.bound if drawing.parent is None else 0  # the segment's forecast is for what its source gives
-        item = self.segment.begin(path, drawing.position, size, bound, drawing.origin)
+        item = self.segment.begin(path, drawing.position, self.forecast, drawing.bound, drawing.origin)
         clock = self.context.clock
 
         def work() -> tuple[Child, float, float]:
@@ -154,7 +154,6 @@ class DrawNode(Node):
         self._skipped(item, child.skipped)
         self.context.ledger.true_up(item.charge, child.sizes)
         item.payload, item.keys, item.rows = child.payload, child.keys, child.rows
-        item.peak = item.charge.actual
         item.source_rows = child.source_rows
         count = item.count if child.rows else 0
         self._book(count, wall, cpu)
@@ -166,24 +165,22 @@ class DrawNode(Node):
             item.fail(child.failure, parent.failed_stage if parent is not None and passed_on else self.stage.info.name)
             self.failed()
         emitted = bool(child.rows) or child.failure is not None
+        if child.keys is not None:
+            item.bound = count  # perhaps fewer than were asked for
         if emitted:
             drawing.children += 1
-            self._note_drawn(drawing.bound, item.peak)
+            item.held(item.charge.actual)
         else:
             item.bound = 0
         self._end_or_park(drawing, child.ended or child.failure is not None)
         if emitted:
             if child.rows:
-                self._out(item, item.peak)
+                self._out(item, item.charge.actual)
                 self.after(item)
             else:
                 self.segment.arrived(item)
         else:
             self.segment.unborn(item)
-
-    def _note_drawn(self, bound: int, size: int) -> None:
-        """An item of this size was drawn."""
-        self.forecast.add(bound, size)
 
     def _fail(self, drawing: Drawing, item: Item, error: BaseException) -> None:
         drawing.children += 1
@@ -202,11 +199,11 @@ class DrawNode(Node):
 
 
 class FlatMapNode(DrawNode):
-    """flat_map: the parents are items."""
+    """flat_map: the parents are items. `stages`: itself and those that its items pass."""
 
-    def __init__(self, stage: LiveStage, segment: Segment, epoch: int, flow: Flow) -> None:
+    def __init__(self, stage: LiveStage, segment: Segment, stages: list[LiveStage], epoch: int, flow: Flow) -> None:
         super().__init__(stage, segment)
-        self._epoch, self._flow = epoch, flow
+        self._epoch, self._flow, self._runs = epoch, flow, RunLength(stages)
         self._heap: list[tuple[Path, Item]] = []
 
     def put(self, item: Item) -> None:
@@ -224,8 +221,8 @@ class FlatMapNode(DrawNode):
     def _next_parent(self) -> Path | None:
         return self._heap[0][0] if self._heap else None
 
-    def _bound(self) -> int:
-        return 1
+    def _bound(self, drawing: Drawing | None) -> int:
+        return self._runs.next(self.forecast) if self._flow == "sample" else 1
 
     def _open(self) -> Drawing:
         item = heapq.heappop(self._heap)[1]
@@ -240,7 +237,8 @@ class FlatMapNode(DrawNode):
         assert item is not None
         if drawing.draw is None:
             drawing.draw = self._iterator(drawing, item)
-        most = 1 if self._flow != "sample" else run_length(self.stage)
+        most = drawing.bound
+        self._runs.took(most)
         keys: list[tuple[int, ...]] = []
         children: list[Any] = []
         skipped: list[Failure] = []
@@ -291,6 +289,68 @@ class FlatMapNode(DrawNode):
         self.context.ledger.release(drawing.parent.charge)
 
 
+class OrderNode(DrawNode):
+    """shuffle of samples: the parents are its orders, of which samples are taken in runs like from a source."""
+
+    def __init__(
+        self, stage: LiveStage, segment: Segment, stages: list[LiveStage], before: Sequence, gather: Gather
+    ) -> None:
+        super().__init__(stage, segment)
+        self._before, self._gather, self._runs = before, gather, RunLength(stages)
+        self._orders: dict[Drawing, Order] = {}
+        self.forecast = segment.forecast
+        before.on_orders = self._came
+
+    def waiting(self) -> list[Item]:
+        """Items that waiting orders refer to."""
+        return [piece.token for order in self._before.out for piece in order.pieces]
+
+    def _came(self, orders: list[Order]) -> None:
+        for order in orders:
+            self._gather.prepare(order)
+
+    def _next_parent(self) -> Path | None:
+        return (self._before.out[0].emission,) if self._before.out else None
+
+    def _may_open_one_more(self, parent: Path) -> bool:
+        return len(self._opened) < max(1, self.stage.cap)  # orders come in order, as units do
+
+    def _may_open(self, path: Path) -> bool:
+        return self.segment.opens_order() and self.segment.opens_child(path)
+
+    def _bound(self, drawing: Drawing | None) -> int:
+        rows = self._before.out[0].rows if drawing is None else self._orders[drawing].rows - drawing.drawn
+        return max(1, min(rows, self._runs.next(self.forecast)))
+
+    def _open(self) -> Drawing:
+        order = self._before.out.popleft()
+        emission, name = order.emission, self.stage.info.name
+        self.segment.next_root = emission + 1
+        self.segment.hold(emission)
+        self._before.begun()
+        self.stage.counters.items_in += 1
+        drawing = Drawing((emission,), emission, 1, lambda: f"{name} {emission}", None)
+        self._orders[drawing] = order
+        return drawing
+
+    def _draw(self, drawing: Drawing) -> Child:
+        order, start = self._orders[drawing], drawing.drawn
+        stop = min(order.rows, start + drawing.bound)
+        self._runs.took(stop - start)
+        samples = self._gather.part(order, start, stop)
+        drawing.drawn = stop
+        keys = range(order.row + start, order.row + stop)
+        assert order.window is not None
+        source_rows = float(order.window.data.source_rows) * (stop - start) / order.window.rows
+        return Child(samples, keys, len(samples), size_of(samples, keys), source_rows, stop == order.rows)
+
+    def _closed(self, drawing: Drawing) -> None:
+        self._before.done(self._orders.pop(drawing))
+
+    def _let_go(self, drawing: Drawing) -> None:
+        self._orders.pop(drawing, None)
+
+
 class UnitNode(DrawNode):
     """The source, for blocks: the parents are units."""
 
@@ -310,20 +370,19 @@ class UnitNode(DrawNode):
     def _may_open(self, path: Path) -> bool:
         return self.segment.opens_order() and self.segment.opens_child(path)
 
-    def _bound(self) -> int:
+    def _bound(self, drawing: Drawing | None) -> int:
+        if drawing is not None:
+            return drawing.bound
         return max(1, int(self._source.read_bound(self._plan[self.segment.next_root].unit)))
 
     def _open(self) -> Drawing:
         root = self.segment.next_root
-        bound = self._bound()
+        bound = self._bound(None)
         self.segment.next_root += 1
         self.segment.hold(root)
         self.stage.counters.items_in += 1
         unit = self._plan[root].unit
         return Drawing((root,), root, bound, lambda: str(self._source.describe(unit)), None)
-
-    def _note_drawn(self, bound: int, size: int) -> None:
-        self.forecast.note_read(bound, size)
 
     def _draw(self, drawing: Drawing) -> Child:
         part = self._plan[drawing.path[0]]

@@ -3,26 +3,28 @@
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from intune._errors import IntuneError
+from intune._errors import LoaderError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
-from intune.metrics.counters import StageCounters, unmet
+from intune._words import count
+from intune.metrics.counters import StageCounters
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.checks import check_allocation
-from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial, Verdict
+from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial
 from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, Share
 from intune.pipeline.scheduler import Bell, Scheduler
 from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource
-from intune.pipeline.stage import LiveStage, Pool, RemoteCall, Trial, planned
+from intune.pipeline.stage import LiveStage, Pool, RemoteCall, planned
+from intune.pipeline.trials import Trials
+from intune.pipeline.waits import Waits
 
-ACCOUNT_SECONDS = 2e-3
-"""How often at most the stages' waits are booked while work goes on: it costs some microseconds."""
 PRUNE_EVERY = 16
 SKIPS_KEPT = 100
 CLOSE_SECONDS = 1.5
@@ -37,7 +39,7 @@ class EngineOptions:
         share: Seed and rank.
         ordered: Whether order is restored.
         skip: Whether failures are left out.
-        prefetch: Batches that may wait for the consumer.
+        prefetch: Batches that may wait for the consumer; None = `max_ahead`.
         max_ahead: The most items past the lowest unfinished one; None = from the slots.
         epochs: Number of epochs that will be asked for; None = unknown.
     """
@@ -45,9 +47,13 @@ class EngineOptions:
     share: Share = field(default_factory=Share)
     ordered: bool = True
     skip: bool = False
-    prefetch: int = 2
+    prefetch: int | None = None
     max_ahead: int | None = None
     epochs: int | None = None
+
+
+MakePool = Callable[[str, Callable[..., Any], Callable[[], None], Callable[[str], None]], Pool]
+"""Name of the stage, what runs, what is called when processes came or went, and when one died and how."""
 
 
 class Engine:
@@ -69,7 +75,7 @@ class Engine:
         context: Clock, ledger and measurements; filled in further here.
         budget: The budget at the start.
         machine: Gives the machine's side of a snapshot.
-        make_pool: Makes the processes of a stage: (name, target, on_change) -> pool.
+        make_pool: Makes the processes of a stage: (name, target, on_change, on_death) -> pool.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class Engine:
         context: Context,
         budget: Budget,
         machine: Callable[[], MachineSnapshot],
-        make_pool: Callable[[str, Callable[..., Any], Callable[[], None]], Pool],
+        make_pool: MakePool,
     ) -> None:
         self.pipeline, self.options, self.context = pipeline, options, context
         self.scheduler = Scheduler(f"intune-{pipeline.source.kind}", budget.cpus, budget.max_threads)
@@ -87,6 +93,7 @@ class Engine:
         self.scheduler.observe = self._observe
         self.runs: list[EpochRun] = []
         self.skips: list[str] = []
+        self.epochs_ended = 0
         self.consumer = ConsumerCounters()
         self._clock = context.clock
         self._machine = machine
@@ -96,8 +103,9 @@ class Engine:
         self._resizing = threading.RLock()
         self._asked: dict[int, int] = {}
         self._closed = False
-        self._starters: list[threading.Thread] = []
-        context.on_executor_trial = self._note_executor_trial
+        self._most_bytes: int | None = None
+        self._giving_to: int | None = None
+        self._trials = Trials(context, self)
         context.ordered, context.prefetch, context.skip = options.ordered, options.prefetch, options.skip
         context.on_skip = self._note_skips
         me = weakref.ref(self)
@@ -107,15 +115,21 @@ class Engine:
             if engine is not None:
                 engine.refresh()
 
-        self._make_pool, self._changed = make_pool, changed
-        self.live = self._make_stages(budget.cpus)
+        def died(number: int, how: str) -> None:
+            engine = me()
+            if engine is not None:
+                engine.note_death(engine.live[number], how)
+
+        self._make_pool, self._changed, self._died = make_pool, changed, died
+        self.live: list[LiveStage] = self._make_stages(budget.cpus)
         self.allocation = Allocation({stage.info.name: None for stage in self.live}, budget.cpus)
         now = self._clock.wall()
-        self._window_start = self._accounted = now
+        self._window_start = now
+        self._waits = Waits(now)
         self._before = [StageCounters() for _ in self.live]
         self._consumer_before = self.consumer.copy()
         self._set(self.allocation)
-        self._resize_pools()
+        self.resize_pools()
 
     # --- Workload
 
@@ -147,13 +161,17 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Close the window that began at the last call and say what happened in it."""
+        self.check_not_within()
         machine = self._machine()
         resident = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
         with self.scheduler.lock:
             self._reap()
             now = self._clock.wall()
-            self._account(now)
-            self._end_long_trial(now)
+            self._waits.book(now, *self._now())
+            more = [stage.try_more(now) for stage in self.live]
+            if self._trials.end_long(now) or any(more):
+                self._refresh()
+                self.scheduler.dispatch()
             seconds = now - self._window_start
             run = self.runs[0] if self.runs else None
             nodes = {id(node.stage): node for node in run.nodes} if run is not None else {}
@@ -177,14 +195,35 @@ class Engine:
                 in_flight_items=sum(each.in_flight() for each in self.runs),
                 in_flight_bytes=self.context.ledger.held,
                 in_flight_bytes_limit=self.context.ledger.budget,
+                held_back_share=min(1.0, self._waits.held_back / seconds) if seconds > 0 else 0.0,
                 epoch=run.epoch if run is not None else None,
                 events=tuple(self._events),
             )
             self._events.clear()
+            self._waits.held_back = 0.0
             self._before = [stage.counters.copy() for stage in self.live]
             self._consumer_before = self.consumer.copy()
             self._window_start = now
         return snapshot
+
+    # --- the brake
+
+    def in_flight(self) -> tuple[int, int]:
+        """Bytes that items in flight hold, and the same with what is reserved for them."""
+        with self.scheduler.lock:
+            return self.context.ledger.held, self.context.ledger.charged
+
+    def hold_back(self, in_flight_bytes: int | None) -> None:
+        """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
+        with self.scheduler.lock:
+            self._most_bytes = in_flight_bytes
+            self._limit_bytes()
+            self.scheduler.dispatch()
+
+    def note(self, event: Event) -> None:
+        """Let an event stand in the next snapshot."""
+        with self.scheduler.lock:
+            self._events.append(event)
 
     # --- the consumer
 
@@ -212,14 +251,25 @@ class Engine:
         """
         while True:
             self._await(run)
-            with self.scheduler.lock:
-                if not self._nothing_for(run):  # unless another thread was faster
-                    return self._give(run)
+            try:
+                self._giving_to = threading.get_ident()
+                with self.scheduler.lock:
+                    if not self._nothing_for(run):  # unless another thread was faster
+                        return self._give(run)
+            finally:
+                self._giving_to = None
 
-    def rest_is_empty(self, run: EpochRun) -> bool:
-        """Whether a run has nothing to deliver; waits until that is known."""
-        self._await(run)
-        return run.delivery.ended and not run.delivery.ready
+    def check_not_within(self) -> None:
+        """Refuse a signal handler that asks for something while its own thread is inside `next` and holds the lock.
+
+        Raises:
+            LoaderError: It would wait for itself for ever.
+        """
+        if self._giving_to == threading.get_ident() and self.scheduler.lock.locked():
+            raise LoaderError(
+                "the loader was asked from a signal handler that interrupted next(): let the handler set a flag, and "
+                "ask between two batches"
+            )
 
     def _await(self, run: EpochRun) -> None:
         """Wait, without the lock, until there is something for the consumer; an interrupt leaves nothing behind."""
@@ -239,6 +289,7 @@ class Engine:
             raise run.error
         if item is None:
             if run.delivery.ended:
+                self.epochs_ended += 1
                 self._events.append(Event("epoch_end", None, f"epoch {run.epoch}"))
             return None
         self._deliveries += 1
@@ -266,8 +317,7 @@ class Engine:
             pools = [stage.pool for stage in self.live if stage.pool is not None]
         for pool in pools:
             pool.close()
-        for starter in self._starters:
-            starter.join()
+        self._trials.join()
         stuck = self.scheduler.close(CLOSE_SECONDS)
         with self.scheduler.lock:
             self._reap()
@@ -288,7 +338,31 @@ class Engine:
                 return
             self._refresh()
             self.scheduler.dispatch()
-        self._resize_pools()
+        self.resize_pools()
+
+    def note_death(self, stage: LiveStage, how: str) -> None:
+        """A process of a stage died with an item in hand, which is done again."""
+        with self.scheduler.lock:
+            detail = f"a process {how}; its item is done again"
+            if "SIGKILL" in how:
+                stage.was_killed(self._clock.wall())
+                detail += f" by at most {count(stage.most_processes or 1, 'process', 'processes')} for a while"
+            self._events.append(Event("worker_died", stage.info.name, detail))
+        self.refresh()
+
+    # --- what trials decide
+
+    def make_pool(self, stage: LiveStage) -> Pool:
+        """Processes for a stage."""
+        assert stage.call is not None
+        died = partial(self._died, stage.number)
+        return self._make_pool(stage.info.name, RemoteCall(stage.call), self._changed, died)
+
+    def decided(self, event: Event | None) -> None:
+        """Something was decided: limits are to be computed anew; and what a person may want to know of it."""
+        if event is not None:
+            self._events.append(event)
+        self._refresh()
 
     # --- inside
 
@@ -300,7 +374,7 @@ class Engine:
             for number, (info, call, open_executor) in enumerate(plans):
                 pool = trial = None
                 if info.executor == "process" and call is not None:
-                    pool = self._make_pool(info.name, RemoteCall(call), self._changed)
+                    pool = self._make_pool(info.name, RemoteCall(call), self._changed, partial(self._died, number))
                 if open_executor and slots > 1:
                     trial = ExecutorTrial(self.context.make_probe(PROBE_SECONDS))
                 live.append(LiveStage(info, call, number, pool=pool, executor_trial=trial))
@@ -321,7 +395,7 @@ class Engine:
         for run in self.runs:
             if run.cancelled:
                 continue
-            task = run.pick(slot_free, self._decided)
+            task = run.pick(slot_free, self._trials.waits)
             if task is not None:
                 return task
             if self.context.alone:
@@ -330,9 +404,11 @@ class Engine:
         return None
 
     def _observe(self) -> None:
-        now = self._clock.wall()
-        if now - self._accounted > ACCOUNT_SECONDS:
-            self._account(now)
+        self._waits.book_if_due(self._clock.wall(), *self._now())
+
+    def _now(self) -> tuple[EpochRun | None, bool]:
+        """The epoch that is delivered, and whether a CPU slot is free."""
+        return self.runs[0] if self.runs else None, self.scheduler.used < self.scheduler.slots
 
     def _run_ahead(self) -> None:
         """Begin the next epoch when the last one's source has given everything, where it is known to come."""
@@ -344,72 +420,19 @@ class Engine:
             self.runs.append(self._new_run(following, Position()))
             self.runs[-1].open()
 
-    def _decided(self, stage: LiveStage, waits: bool) -> None:
-        stage.decide(waits)
-        if waits:
-            self._events.append(
-                Event("waits", stage.info.name, "its items wait instead of computing: it holds no slot")
-            )
-        self._refresh()
-
-        if waits and stage.executor_trial is not None:
-            self._choose(stage, Verdict("thread", "its items wait"))
-
-    def _note_executor_trial(self, stage: LiveStage, wall: float, cpu: float, size: int) -> None:
-        assert stage.executor_trial is not None
-        verdict = stage.executor_trial.add(wall, cpu, size)
-        if verdict is not None:
-            self._choose(stage, verdict)
-
-    def _choose(self, stage: LiveStage, verdict: Verdict) -> None:
-        """It is now known where a stage's function is to run; it stays there."""
-        stage.executor_trial = None
-        if verdict.executor == "process" and not self._closed:
-            assert stage.call is not None
-            try:
-                stage.pool = self._make_pool(stage.info.name, RemoteCall(stage.call), self._changed)
-            except IntuneError as error:
-                verdict = Verdict("thread", f"{verdict.reason}, but it cannot be sent to a process ({error})")
-            else:
-                stage.info = replace(stage.info, executor="process", waits=False)
-                stage.trial = None
-        self._events.append(Event("executor", stage.info.name, f"{verdict.executor}: {verdict.reason}"))
-        self._refresh()
-        if stage.pool is not None:
-            # Not here: the lock is held, and a pool tells of its changes at once.
-            self._starters.append(threading.Thread(target=self._start_pool, args=(stage,), name="intune-start"))
-            self._starters[-1].start()
-
-    def _start_pool(self, stage: LiveStage) -> None:
-        self._resize_pools()
-        if stage.instances is not None:
-            stage.instances.trim(0)
-
-    def _end_long_trial(self, now: float) -> None:
-        """A trial is to cost little: where one item takes long the others go on."""
-        found = self.context.on_trial or self.context.held_back
-        if found is None:
-            return
-        stage, since = found
-        if stage.executor_trial is not None and now - since > Trial.PATIENCE_SECONDS:
-            stage.executor_trial.disturbed = True
-        if stage.wants_alone and now - since > Trial.PATIENCE_SECONDS:
-            for other in self.live:
-                if other.trial is not None:
-                    other.trial.lifted = True
-            self.context.on_trial = self.context.held_back = None
-            self._refresh()
-            self.scheduler.dispatch()
-
     def _set(self, allocation: Allocation) -> None:
         self.allocation = allocation
         for stage in self.live:
             stage.concurrency = allocation.concurrency[stage.info.name]
         self.scheduler.slots = allocation.slots
-        size = self.context.ledger.budget = allocation.in_flight_bytes
-        if size is not None:
-            self.context.most_bytes = max(size, self.context.most_bytes or 0)
+        self._limit_bytes()
+        if allocation.in_flight_bytes is not None:
+            self.context.most_bytes = max(allocation.in_flight_bytes, self.context.most_bytes or 0)
         self._refresh()
+
+    def _limit_bytes(self) -> None:
+        limits = [size for size in (self.allocation.in_flight_bytes, self._most_bytes) if size is not None]
+        self.context.ledger.budget = min(limits, default=None)
 
     def _refresh(self) -> None:
         slots = self.scheduler.slots
@@ -423,32 +446,13 @@ class Engine:
         self.scheduler.spare = slots + sum(stage.cap for stage in self.live if stage.info.waits)
         self.context.max_ahead = ahead if ahead is not None else most + max(4, most // 2)
 
-    def _resize_pools(self) -> None:
+    def resize_pools(self) -> None:
         """Ask for the processes that are wanted; without the lock, as pools tell of changes at once."""
         with self._resizing:
             for stage in self.live:
                 if stage.pool is not None and not self._closed and self._asked.get(stage.number) != stage.processes:
                     self._asked[stage.number] = stage.processes
                     stage.pool.resize(stage.processes)
-
-    def _account(self, now: float) -> None:
-        """Book the time since the last call to the causes for which stages run below their concurrency."""
-        passed, self._accounted = now - self._accounted, now
-        run = self.runs[0] if self.runs else None
-        if run is None or run.cancelled or passed <= 0:
-            return
-        slot = self.scheduler.used < self.scheduler.slots
-        for node in run.nodes:
-            stage = node.stage
-            if stage.running >= stage.cap:
-                stage.largest_cap = max(stage.largest_cap, stage.cap)
-                continue
-            has_input, order, room, memory = node.gates()
-            cause = unmet(
-                input_ready=has_input, order_open=order, room=room, memory=memory, slot=slot or not stage.holds_slot
-            )
-            # With nothing unmet it only waits for a thread to take notice, as for a slot.
-            stage.counters.wait_seconds[cause or "slot"] += passed
 
     def _note_skips(self, stage: str, origin: str, failures: tuple[Failure, ...]) -> None:
         for failure in failures:
@@ -461,6 +465,8 @@ class Engine:
             if run.cancelled:
                 run.cancel()
         self.runs = [run for run in self.runs if not run.cancelled or run.running]
+        if not self.runs and not self.context.busy:
+            self.context.ledger.clear()
 
     def _retire(self, keep: EpochRun) -> None:
         with self.scheduler.lock:
@@ -478,5 +484,6 @@ def _shown(value: int | None) -> str:
 
 def totals(engine: Engine) -> dict[str, StageCounters]:
     """Lifetime counters by stage, a copy."""
+    engine.check_not_within()
     with engine.scheduler.lock:
         return {stage.info.name: stage.counters.copy() for stage in engine.live}

@@ -177,6 +177,11 @@ class Gather:
         if window is not None and window.data is None:
             window.data = WindowData(window, self._flow, self._emit)
 
+    def part(self, order: Order, start: int, stop: int) -> Any:
+        """Some rows of an order of a shuffle."""
+        assert order.window is not None
+        return order.window.data.take(order.start + start, order.start + stop)
+
     def __call__(self, order: Order) -> Any:
         """Carry out an order."""
         if order.window is not None:

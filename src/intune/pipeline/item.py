@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from intune.pipeline.calls import Failure, Keys
-from intune.pipeline.ledger import Charge
+from intune.pipeline.ledger import Charge, Forecast
 from intune.pipeline.sequence import Path
 
 
@@ -21,7 +21,8 @@ class Item:
         source_rows: Source rows that it stands for.
         charge: What it holds in the ledger.
         bound: What was known of its size before it was made.
-        peak: Bytes that it held at its largest.
+        forecast: What its bytes are forecast by; learns what it held at its largest.
+        peak: Bytes that it held at its largest, while a stage had both what came in and what went out.
         origin: Where it comes from, for messages.
         failure: A function raised after the rows that it has.
         failed_stage: The stage in which it did.
@@ -33,6 +34,7 @@ class Item:
         "charge",
         "failed_stage",
         "failure",
+        "forecast",
         "keys",
         "origin",
         "path",
@@ -43,8 +45,11 @@ class Item:
         "source_rows",
     )
 
-    def __init__(self, path: Path, position: int, charge: Charge, bound: int, origin: Callable[[], str]) -> None:
-        self.path, self.position, self.charge, self.bound, self.origin = path, position, charge, bound, origin
+    def __init__(
+        self, path: Path, position: int, charge: Charge, bound: int, forecast: Forecast, origin: Callable[[], str]
+    ) -> None:
+        self.path, self.position, self.charge, self.origin = path, position, charge, origin
+        self.bound, self.forecast = bound, forecast
         self.keys: Keys | None = None
         self.payload: Any = None
         self.rows = self.before = 0
@@ -57,6 +62,13 @@ class Item:
     def count(self) -> int:
         """Items that it counts as: samples are counted one by one."""
         return len(self.keys) if self.keys is not None else 1
+
+    def held(self, size: int) -> None:
+        """It holds so many bytes now: what is forecast for others takes notice at once."""
+        if size > self.peak:
+            self.peak = size
+            if self.bound:
+                self.forecast.note(self.bound, size)
 
     def fail(self, failure: Failure, stage: str) -> None:
         """A function raised; an earlier failure of the same item gives way, its rows come later."""

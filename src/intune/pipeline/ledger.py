@@ -3,8 +3,6 @@
 Pure bookkeeping without threads: the scheduler calls it under its own lock.
 """
 
-from collections import deque
-
 from intune.pipeline.footprint import Footprint
 
 
@@ -76,6 +74,12 @@ class Ledger:
         charge.actual = sum(buffers.values())
         self._add(charge.beyond - before)  # only now is it known whether this is a peak
 
+    def raise_to(self, charge: Charge, size: int) -> None:
+        """Reserve more for an item, so that it has `size` bytes in all; never less than it has."""
+        before = charge.beyond
+        charge.reserved = max(charge.reserved, size)
+        self._add(charge.beyond - before)
+
     def settle(self, charge: Charge) -> None:
         """An item grows no more: what is reserved beyond its buffers is given back."""
         beyond = charge.beyond
@@ -101,11 +105,16 @@ class Ledger:
             self._forget(charge)
         owner.clear()
 
+    def clear(self) -> None:
+        """Nothing is in flight any more, whatever an interrupt of the consumer left half booked."""
+        self.charged = self.held = 0
+        self._buffers.clear()
+
     def _forget(self, charge: Charge) -> None:
         self.settle(charge)
-        self._drop(charge.buffers)
-        charge.buffers = {}
+        buffers, charge.buffers = charge.buffers, {}
         charge.actual = 0
+        self._drop(buffers)
 
     def _add(self, size: int) -> None:
         self.charged += size
@@ -115,56 +124,73 @@ class Ledger:
     def _drop(self, buffers: Footprint) -> None:
         held = self._buffers
         for key in buffers:
-            entry = held[key]
+            entry = held.get(key)
+            if entry is None:
+                continue  # an interrupt of the consumer came after the entry was deleted
             entry[1] -= 1
-            if entry[1] == 0:
+            if entry[1] <= 0:
                 del held[key]
                 self.charged -= entry[0]
                 self.held -= entry[0]
 
 
 class Forecast:
-    """Bytes that the next item will hold at its largest, from a bound known before and what recent ones did.
+    """Bytes that an item will hold at its largest, from a bound known before and from what others held.
 
-    The estimate is the bound times a high quantile of recent ratios with a margin, so that one outlier
-    neither goes unseen nor makes the run wait for ever. Until enough items have passed all stages it is
-    `GUESS` times the largest ratio seen so far, of items that have only been read included; before anything was
-    seen there is no estimate, and one item at a time is let in.
+    With ratios (bytes for each unit of bound) of mean m, standard deviation s and largest x, n items in flight hardly
+    hold more than n m + 3 s sqrt(n) + (x - m) together: the spread of items that do not depend on each other, and one
+    that is as large as any. So each is reserved the n-th part of that: few items are reserved for as if each might be
+    the largest, and with many one outlier does not make the run wait. What is remembered fades over some hundred items.
+    Where the last few on their way were larger than usual, so is what is reserved.
+    Until three items have passed all stages it is the largest ratio seen so far, of items on their way included; before
+    anything was seen there is no estimate, and one item at a time is let in.
     """
 
-    QUANTILE, MARGIN, RECENT, ENOUGH, GUESS = 0.9, 1.1, 64, 3, 64
+    SPREAD, MARGIN, ENOUGH = 3.0, 1.05, 3
+    WEIGHT, FADING, LATELY = 1 / 128, 1 / 256, 1 / 8
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=self.RECENT)
-        self._read = 0.0
-        self._factor: float | None = None
+        self._count = 0
+        self._lately = 1.0
+        self._mean = self._variance = self._largest = 0.0
+        self.known = False
+        """Whether there is an estimate."""
 
     @property
-    def known(self) -> bool:
-        """Whether there is an estimate."""
-        return self._read > 0 or bool(self._ratios)
+    def mean(self) -> float:
+        """Mean bytes for each unit of bound; the largest until enough were seen."""
+        return self._mean if self._count >= self.ENOUGH else self._largest
 
-    def note_read(self, bound: int, actual: int) -> None:
-        """An item with this bound holds `actual` bytes before any stage has worked on it."""
-        if len(self._ratios) < self.ENOUGH:
-            self._read = max(self._read, actual / max(1, bound))
-            self._factor = None
+    def note(self, bound: int, size: int) -> None:
+        """An item with this bound, on its way, holds so much now."""
+        self._largest = max(self._largest, size / max(1, bound))
+        self.known = self.known or size > 0
+
+    def compare(self, times: float) -> None:
+        """An item on its way is so many times as large as usual: the next ones may be so too."""
+        self._lately += self.LATELY * (times - self._lately)
 
     def add(self, bound: int, peak: int) -> None:
         """An item with this bound held `peak` bytes at its largest."""
-        self._ratios.append(peak / max(1, bound))
-        self._factor = None
+        ratio = peak / max(1, bound)
+        self._count += 1
+        weight = max(self.WEIGHT, 1 / self._count)
+        away = ratio - self._mean
+        self._mean += weight * away
+        self._variance = (1 - weight) * (self._variance + weight * away * away)
+        self._largest = max(ratio, self._largest - self.FADING * (self._largest - self._mean))
+        self.known = True
 
-    def bytes(self, bound: int) -> int:
-        """Bytes to reserve for an item with this bound; the bound itself where there is no estimate."""
+    def bytes(self, bound: int, budget: int) -> int:
+        """Bytes to reserve for an item with this bound where `budget` bytes may be in flight.
+
+        Where there is no estimate it is the bound itself.
+        """
         if not self.known:
             return bound
-        if self._factor is None:
-            self._factor = self._ratio()
-        return int(bound * self._factor)
-
-    def _ratio(self) -> float:
-        if len(self._ratios) < self.ENOUGH:
-            return self.GUESS * max(self._read, *self._ratios, 0.0)
-        ranked = sorted(self._ratios)
-        return ranked[min(len(ranked) - 1, int(self.QUANTILE * len(ranked)))] * self.MARGIN
+        ratio = self._largest
+        if self._count >= self.ENOUGH and self._mean > 0:
+            items = max(1.0, budget / (max(1, bound) * self._mean))
+            spread = self.SPREAD * (self._variance / items) ** 0.5 + (self._largest - self._mean) / items
+            ratio = min(ratio, (self._mean + spread) * max(1.0, self._lately))
+        return int(bound * ratio * self.MARGIN)

@@ -117,6 +117,7 @@ class Loader:
             LoaderError: If ordered=False was chosen.
         """
         self._check_alive()
+        self._engine.check_not_within()
         if not self._engine.options.ordered:
             raise LoaderError(
                 "ordered=False gives items as they come, so there is no position to save: use ordered=True"
@@ -368,7 +369,7 @@ class LoaderIterator(Iterator[Any]):
     def _has_last(self, run: EpochRun) -> bool:
         """Whether the last item taken from the run has arrived here; an interrupt may have lost it on its way."""
         item = self._item
-        return run._root == (None if item is None else (item.position, item.before))
+        return run.root == (None if item is None else (item.position, item.before))
 
     def _gave_all(self, run: EpochRun) -> bool:
         item = self._item
@@ -415,7 +416,9 @@ def _finish(engine: Engine, control: Control, pid: int) -> None:
         # Collected inside one of our own threads, which may hold the lock: another thread has to do it.
         threading.Thread(target=_finish, args=(engine, control, pid), name="intune-close", daemon=True).start()
         return
-    control.stop()
-    stuck = engine.close()
+    try:
+        control.stop()
+    finally:
+        stuck = engine.close()
     if stuck:
         logging.getLogger("intune").warning("left behind, still inside a function that does not return: %s", stuck)

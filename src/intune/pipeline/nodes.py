@@ -97,6 +97,8 @@ class CallNode(Node):
         super().__init__(stage, segment)
         self._epoch, self._gives = epoch, gives
         self._heap: list[tuple[Path, Item]] = []
+        self.first = False
+        """Whether it is the first in its segment: the earliest to see that items are larger than usual."""
 
     def put(self, item: Item) -> None:
         """An item comes in."""
@@ -110,12 +112,22 @@ class CallNode(Node):
         return [item for _, item in self._heap]
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
-        """Input and room; order and memory were asked for when the item began."""
-        return bool(self._heap), True, self.segment.has_room(), True
+        """Input and memory; order and room were asked for when the item began. On a device there is room for few.
+
+        While no item has passed the stage few at a time are let in: what it gives may be of any size.
+        """
+        room = self.stage.info.kind != "to_torch" or self.segment.few_ready()
+        if not self._heap:
+            return False, True, room, True
+        most = self.stage.most_unproven if self.context.ledger.budget is not None else None
+        known = most is None or self.stage.running < most
+        item = self._heap[0][1]
+        return True, True, room, known and self.segment.opens_further(item, self._needs(item))
 
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""
         item = heapq.heappop(self._heap)[1]
+        self.segment.goes_further(item, self._needs(item))
         self.stage.counters.items_in += item.count
         keys = item.keys if item.keys is not None else item.path
 
@@ -128,11 +140,13 @@ class CallNode(Node):
 
     def _finish(self, item: Item, output: Output, wall: float, cpu: float, sizes: Footprint) -> None:
         self._book(item.count, wall, cpu)
+        self.stage.most_unproven = None
         if self.stage.executor_trial is not None:
             self.context.on_executor_trial(self.stage, wall, cpu, sum(sizes.values()))
         if item.keys is not None:
             self.stage.note_seconds(item.count, wall)
         self._skipped(item, output.skipped)
+        self._measure(item, sizes)
         self.context.ledger.true_up(item.charge, sizes)
         rows = self._rows(output, item)
         if (
@@ -144,7 +158,6 @@ class CallNode(Node):
             output.failure = Failure(_changed_rows(item.rows, rows), item.path, item.rows)
         item.payload, item.keys, item.rows = output.payload, output.keys, rows
         size = item.charge.actual
-        item.peak = max(item.peak, size)
         if output.failure is not None:
             item.fail(output.failure, self.stage.info.name)
             self.failed()
@@ -153,6 +166,25 @@ class CallNode(Node):
             self.after(item)
         else:
             self.segment.arrived(item)
+
+    def _needs(self, item: Item) -> int:
+        """Bytes that an item will hold while the stage has what comes in and what goes out."""
+        came, bound = item.charge.actual, max(1, item.bound)
+        return self._copies * came + int(bound * self.stage.growth.predict(came / bound))
+
+    def _measure(self, item: Item, sizes: Footprint) -> None:
+        """Learn from what an item held, and from what the stage gave for what came in."""
+        came, bound, growth = item.charge, max(1, item.bound), self.stage.growth
+        gave = sum(size for key, size in sizes.items() if key not in came.buffers)
+        item.held(self._copies * came.actual + gave)
+        if self.first and growth.usual > 0:
+            item.forecast.compare(gave / bound / growth.usual)
+        growth.add(came.actual / bound, gave / bound)
+
+    @property
+    def _copies(self) -> int:
+        """Of what comes in, processes have a copy."""
+        return 1 if self.stage.pool is None else 2
 
     def _rows(self, output: Output, item: Item) -> int:
         if output.payload is None:
@@ -203,9 +235,8 @@ class GatherNode(Node):
         if order.window is not None and order.start == 0:
             order.window.preparing = True
         segment = self.segment
-        size = segment.forecast.bytes(order.rows) if self.context.ledger.budget is not None else 0
         origin = lambda: f"{self.stage.info.name} {order.emission}"  # noqa: E731
-        item = segment.begin((order.emission,), order.emission, size, order.rows, origin)
+        item = segment.begin((order.emission,), order.emission, segment.forecast, order.rows, origin)
         segment.next_root = order.emission + 1
         self._before.begun()
         self.stage.counters.items_in += 1
@@ -235,8 +266,7 @@ class GatherNode(Node):
         item.payload, item.keys, item.rows = payload, keys, order.rows
         item.source_rows = self._source_rows(order)
         self.context.ledger.true_up(item.charge, sizes)
-        item.peak = item.charge.actual
-        self.segment.forecast.note_read(item.bound, item.peak)
+        item.held(item.charge.actual)
         self._done(order)
         self._book(1, wall, cpu)
         self._out(item, item.peak)

@@ -31,13 +31,13 @@ class LoaderOptions:
     on_error: Literal["raise", "skip"] = "raise"
     journal: str | os.PathLike[str] | None = None
     max_ahead: int | None = None
-    prefetch: int = 2
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         """Check each value on its own."""
         _at_least("seed", self.seed, 0)
-        _at_least("prefetch", self.prefetch, 1)
-        for name, least in (("cpus", 1), ("epochs", 1), ("max_ahead", 1), ("rank", 0), ("world_size", 1)):
+        least_of = {"cpus": 1, "prefetch": 1, "epochs": 1, "max_ahead": 1, "rank": 0, "world_size": 1}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, least)

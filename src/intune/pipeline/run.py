@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from intune._errors import MemoryLimitError
+from intune._words import size
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline, Stage
-from intune.pipeline.drawing import FlatMapNode, UnitNode
+from intune.pipeline.drawing import FlatMapNode, OrderNode, UnitNode
 from intune.pipeline.gather import Gather
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge
@@ -94,6 +95,11 @@ def _emit_rows(pipeline: Pipeline, number: int) -> int:
     return size * max(1, -(-least // size))
 
 
+def _up_to_flat_map(stages: list[LiveStage]) -> list[LiveStage]:
+    """The stages that an item passes before a flat_map takes it apart."""
+    return list(itertools.takewhile(lambda stage: stage.info.kind != "flat_map", stages))
+
+
 class EpochRun:
     """One epoch on its way, from the source to the consumer.
 
@@ -131,7 +137,7 @@ class EpochRun:
         self.nodes: list[Node] = []
         self._wire()
         self._deepest = list(reversed(self.nodes))
-        self._root: tuple[int, int] | None = None
+        self.root: tuple[int, int] | None = None
         self._whole: int | None = None
 
     # --- the scheduler's side
@@ -197,17 +203,18 @@ class EpochRun:
 
     def take(self) -> Item:
         """The next item for the consumer; there is one. Its bytes are not ours any more."""
-        item = self.delivery.ready.popleft()
+        item = self.delivery.ready[0]
+        # Noted before it leaves the queue: an interrupt in between finds it there.
+        self.root, self._whole = (item.position, item.before), item.count if item.failure is None else None
+        self.delivery.ready.popleft()
         self.context.ledger.release(item.charge)
-        self._root = (item.position, item.before)
-        self._whole = item.count if item.failure is None else None
         return item
 
     def position(self, taken: int) -> Position:
         """Where a run would begin that goes on after `taken` items (samples) of the last item taken."""
-        if self._root is None:
+        if self.root is None:
             return self.start
-        root, before = self._root
+        root, before = self.root
         drop = before + taken
         if self.sequences and self.segments[-1].depth == 1 and taken == self._whole:
             root, drop = root + 1, 0  # one root, one item: this one is behind us
@@ -238,7 +245,8 @@ class EpochRun:
         block_source = isinstance(self._pipeline.source, BlockSource)
         end: Delivery | Sequence = self.delivery
         for level in range(len(groups) - 1, -1, -1):
-            depth = 1 + sum(stage.kind == "flat_map" for stage in groups[level]) + (block_source and level == 0)
+            drawn = self._is_drawn(places[level - 1]) if level else block_source
+            depth = 1 + sum(stage.kind == "flat_map" for stage in groups[level]) + drawn
             if level:
                 first, row = self.start.levels[level - 1] if self.start.levels else (0, 0)
             else:
@@ -255,21 +263,34 @@ class EpochRun:
         for level, group in enumerate(groups):
             self._wire_segment(level, group, places[level - 1] if level else -1)
 
+    def _is_drawn(self, place: int) -> bool:
+        """Whether samples of an order are taken in runs: those of a shuffle, not those that become a batch."""
+        stage = self._pipeline.stages[place]
+        return stage.kind == "shuffle" and stage.flow == "sample"
+
     def _wire_segment(self, level: int, group: tuple[Stage, ...], place: int) -> None:
         segment, live = self.segments[level], self._stages
         nodes: list[Node] = []
         if level:
             stage = self._pipeline.stages[place]
             gather = Gather(stage.flow, _emit_rows(self._pipeline, place), stage.kind == "batch", stage.function)
-            nodes.append(GatherNode(live[place + 1], segment, self.sequences[level - 1], gather, stage.gives))
+            before = self.sequences[level - 1]
+            if self._is_drawn(place):
+                passed = _up_to_flat_map(live[place + 2 : place + 2 + len(group)])
+                nodes.append(OrderNode(live[place + 1], segment, passed, before, gather))
+            else:
+                nodes.append(GatherNode(live[place + 1], segment, before, gather, stage.gives))
         else:
-            nodes.append(self._source_node(segment, live[1 : len(group) + 1]))
+            nodes.append(self._source_node(segment, _up_to_flat_map(live[1 : len(group) + 1])))
         for offset, stage in enumerate(group):
             living = live[place + offset + 2]
             if stage.kind == "flat_map":
-                nodes.append(FlatMapNode(living, segment, self.epoch, stage.flow))
+                passed = [living, *_up_to_flat_map(live[place + offset + 3 : place + len(group) + 2])]
+                nodes.append(FlatMapNode(living, segment, passed, self.epoch, stage.flow))
             else:
                 nodes.append(CallNode(living, segment, self.epoch, stage.gives))
+        if len(nodes) > 1 and isinstance(nodes[1], CallNode):
+            nodes[1].first = True
         for node, following in itertools.pairwise(nodes):
             node.after = following.put  # type: ignore[attr-defined]
         for node in nodes:
@@ -329,7 +350,7 @@ class EpochRun:
         fits = int(0.9 * budget / (2 * per_row))  # not each row is as large as these
         error = MemoryLimitError(
             f"shuffle(rows={sequence.sequencer.size}) holds two windows of {per_row:.0f} bytes a row, "
-            f"{need / 2**20:.0f} MiB, but {budget / 2**20:.0f} MiB may be in flight: at most rows={fits} fit; "
+            f"{size(int(need))}, but {size(budget)} may be in flight: at most rows={fits} fit; "
             "lower rows or raise memory="
         )
         return Failure(error, (window.number,))

@@ -1,12 +1,13 @@
 """Sources of samples: taken in runs, so that scheduling costs little where samples do."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from intune.pipeline.calls import Failure, Keys, Output
 from intune.pipeline.footprint import Footprint
 from intune.pipeline.item import Item
+from intune.pipeline.ledger import Forecast
 from intune.pipeline.nodes import Node, Work, size_of
 from intune.pipeline.segment import Segment
 from intune.pipeline.stage import LiveStage
@@ -19,15 +20,32 @@ RUN_SAMPLES = 512
 RUN_BYTES = 1 << 20
 
 
-def run_length(stage: LiveStage) -> int:
-    """Samples of the next run by what the stage alone costs a sample."""
-    return _length(stage.sample_seconds, stage.pool is not None or stage.executor_trial is not None)
+class RunLength:
+    """Samples of the next run, by what the stages that it will pass cost and hold for a sample.
 
+    Args:
+        stages: These stages; of those that have not been measured yet one sample is the most.
+    """
 
-def _length(seconds: float | None, process: bool) -> int:
-    if seconds is None:
-        return 1
-    return max(1, min(RUN_SAMPLES, int((PROCESS_RUN_SECONDS if process else RUN_SECONDS) / max(seconds, 1e-9))))
+    def __init__(self, stages: Sequence[LiveStage]) -> None:
+        self._stages = [stage for stage in stages if stage.info.kind in ("source", "map", "filter", "flat_map")]
+        self._last = 1
+
+    def next(self, forecast: Forecast) -> int:
+        """At least 1, at most twice the last one."""
+        seconds = [stage.sample_seconds for stage in self._stages]
+        known = [second for second in seconds if second is not None]
+        if len(known) < len(seconds):
+            return 1
+        process = any(stage.pool is not None or stage.executor_trial is not None for stage in self._stages)
+        wanted = (PROCESS_RUN_SECONDS if process else RUN_SECONDS) / max(sum(known), 1e-9)
+        if forecast.known:
+            wanted = min(wanted, RUN_BYTES / max(forecast.mean, 1e-9))
+        return max(1, min(RUN_SAMPLES, int(wanted), 2 * self._last))
+
+    def took(self, length: int) -> None:
+        """A run of this length was begun."""
+        self._last = length
 
 
 class SampleNode(Node):
@@ -35,31 +53,21 @@ class SampleNode(Node):
 
     def __init__(self, stage: LiveStage, segment: Segment, stages: list[LiveStage], first: int) -> None:
         super().__init__(stage, segment)
-        self._stages, self._next, self._last_length = stages, first, 1
-        self._sample_bytes = 0.0
+        self._runs, self._next = RunLength(stages), first
 
     def _length(self) -> int:
         """Samples of the next run."""
-        seconds = [stage.sample_seconds for stage in self._stages if stage.info.kind in ("source", "map", "filter")]
-        known = [second for second in seconds if second is not None]
-        if len(known) < len(seconds):
-            return 1
-        process = any(stage.pool is not None or stage.executor_trial is not None for stage in self._stages)
-        length = min(_length(sum(known), process), 2 * self._last_length)
-        if self._sample_bytes:
-            length = min(length, max(1, int(RUN_BYTES / self._sample_bytes)))
-        return length
+        return self._runs.next(self.segment.forecast)
 
     def _memory(self) -> bool:
         return self.segment.opens_memory((self.segment.next_root,), self.segment.forecast, self._length())
 
     def _item(self, length: int) -> Item:
         segment = self.segment
-        self._last_length = length
+        self._runs.took(length)
         root = segment.next_root
-        size = segment.forecast.bytes(length) if self.context.ledger.budget is not None else 0
         position = self._next
-        item = segment.begin((root,), position, size, length, lambda: f"sample {position} of the epoch")
+        item = segment.begin((root,), position, segment.forecast, length, lambda: f"sample {position} of the epoch")
         segment.next_root += 1
         self._next += length
         return item
@@ -68,13 +76,11 @@ class SampleNode(Node):
         item.payload, item.keys, item.rows = samples, keys, len(samples)
         item.source_rows = float(len(samples))
         self.context.ledger.true_up(item.charge, sizes)
-        item.peak = item.charge.actual
+        item.held(item.charge.actual)
         self._book(len(samples), wall, cpu)
         self.stage.counters.items_in += len(samples)
         if samples:
             self.stage.note_seconds(len(samples), wall)
-            self._sample_bytes = item.peak / len(samples)
-            self.segment.forecast.note_read(item.bound, item.peak)
             self._out(item, item.peak)
 
 

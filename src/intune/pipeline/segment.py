@@ -16,6 +16,9 @@ from intune.pipeline.ledger import Charge, Forecast, Ledger
 from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
 from intune.pipeline.stage import LiveStage
 
+DEVICE_READY = 2
+"""Batches that may wait for the consumer before no more are put on its device, unless the user says how many."""
+
 
 def _no_probe(seconds: float) -> Probe:
     raise NotImplementedError("no way to measure waits for the interpreter lock was given")
@@ -29,7 +32,7 @@ class Context:
         clock: Time.
         ledger: Bytes in flight.
         ordered: Whether order is restored.
-        prefetch: Batches that may wait for the consumer.
+        prefetch: Batches that may wait for the consumer; None = `max_ahead`.
         max_ahead: The most items past the lowest unfinished one.
         skip: Whether failures are left out.
         exact_rows: A map must keep the number of rows: lengths were promised.
@@ -46,7 +49,7 @@ class Context:
     clock: Clock
     ledger: Ledger
     ordered: bool = True
-    prefetch: int = 2
+    prefetch: int | None = None
     max_ahead: int = 6
     skip: bool = False
     exact_rows: bool = False
@@ -98,6 +101,9 @@ class Segment:
         charges: What the run of which it is a part holds in the ledger.
     """
 
+    ENOUGH_SHARE = 1.1
+    """An item goes on without asking while it has been reserved what it needs, but for so much."""
+
     def __init__(self, context: Context, depth: int, first: int, end: End, charges: set[Charge]) -> None:
         self.context, self.depth, self.end = context, depth, end
         self._charges = charges
@@ -119,7 +125,7 @@ class Segment:
 
     def opens_order(self) -> bool:
         """Whether one more root may begin: few enough lie past the lowest unfinished one."""
-        return self.next_root - self._passed() < self.context.max_ahead and not self._overfull()
+        return self.next_root - self.low < self.context.max_ahead and not self._overfull()
 
     def opens_child(self, path: Path) -> bool:
         """Whether the item with this path may come into being: what order waits for always may."""
@@ -140,8 +146,19 @@ class Segment:
         return not self._open and self.end.idle
 
     def has_room(self) -> bool:
-        """Whether the consumer, if it stands at the end, has few enough batches waiting."""
-        return not isinstance(self.end, Delivery) or len(self.end.ready) < self.context.prefetch
+        """Whether the consumer, if it stands at the end, has few enough batches waiting for one more to begin.
+
+        Unless the user said how many that are, as many may wait as may be in hand, if there is memory: a consumer that
+        pauses finds them when it goes on. If only few could, all would begin at once when these are taken, in bursts.
+        """
+        if not isinstance(self.end, Delivery):
+            return True
+        most = self.context.prefetch
+        return len(self.end.ready) < (self.context.max_ahead if most is None else most)
+
+    def few_ready(self) -> bool:
+        """Whether so few batches wait for the consumer that one more may be put on its device."""
+        return not isinstance(self.end, Delivery) or len(self.end.ready) < (self.context.prefetch or DEVICE_READY)
 
     def open_for(self, order: bool) -> tuple[bool, bool]:
         """Order and room as gates, from whether order would let an item begin.
@@ -162,15 +179,41 @@ class Segment:
         ledger = self.context.ledger
         if ledger.budget is None:
             return True
-        if ledger.admits(forecast.bytes(bound)):
+        if ledger.admits(forecast.bytes(bound, ledger.budget)):
             return forecast.known or self.expects(path)
         return self.expects(path) and self.end.idle
 
-    def begin(self, path: Path, position: int, size: int, bound: int, origin: Callable[[], str]) -> Item:
-        """An item comes into being; `size` bytes are reserved for it."""
+    def opens_further(self, item: Item, here: int) -> bool:
+        """Whether the ledger has what an item will need by what is known now, if that is more than was known before.
+
+        `here` is what it will need in the stage that it is about to enter.
+
+        What order waits for goes on in any case once everything behind this segment has run dry, and so does any
+        item while nothing at all is being worked on: else nobody would give bytes back. With a budget of 0 nothing
+        else goes on: memory has to fall.
+        """
+        ledger = self.context.ledger
+        if ledger.budget is None or (not item.bound and ledger.budget):
+            return True
+        has = max(item.charge.reserved, item.charge.actual)
+        needs = max(here, item.forecast.bytes(item.bound, ledger.budget))
+        if ledger.budget and (needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has)):
+            return True
+        return (self.expects(item.path) or not self.context.busy) and self.end.idle
+
+    def goes_further(self, item: Item, here: int) -> None:
+        """Reserve what an item will need by what is known now."""
+        ledger = self.context.ledger
+        if ledger.budget is not None and item.bound:
+            ledger.raise_to(item.charge, max(here, item.forecast.bytes(item.bound, ledger.budget)))
+
+    def begin(self, path: Path, position: int, forecast: Forecast, bound: int, origin: Callable[[], str]) -> Item:
+        """An item comes into being; what is forecast for it is reserved."""
         self.hold(path[0])
         self.live += 1
-        return Item(path, position, self.context.ledger.reserve(size, self._charges), bound, origin)
+        ledger = self.context.ledger
+        size = forecast.bytes(bound, ledger.budget) if ledger.budget is not None else 0
+        return Item(path, position, ledger.reserve(size, self._charges), bound, forecast, origin)
 
     def hold(self, root: int) -> None:
         """Something of this root is in hand."""
@@ -200,7 +243,7 @@ class Segment:
         self.live -= 1
         self.context.ledger.settle(item.charge)
         if item.bound:
-            self.forecast.add(item.bound, item.peak)
+            item.forecast.add(item.bound, item.peak)
 
     def closed(self, path: Path, count: int) -> None:
         """A one-to-many stage has drawn all its items of a parent."""
@@ -214,7 +257,7 @@ class Segment:
         ledger = self.context.ledger
         ledger.settle(item.charge)
         if item.bound:
-            self.forecast.add(item.bound, item.peak)
+            item.forecast.add(item.bound, item.peak)
         if item.rows == 0 and item.failure is None:
             ledger.release(item.charge)
             if self._restorer is not None:
@@ -230,7 +273,7 @@ class Segment:
 
     def fail(self, root: int, failure: Failure, stage: str, origin: Callable[[], str]) -> None:
         """Put a failure into the order at a root that has not begun; those before it may still wait to begin."""
-        item = self.begin((root,), root, 0, 0, origin)
+        item = self.begin((root,), root, self.forecast, 0, origin)
         item.fail(failure, stage)
         self.arrived(item)
 
@@ -249,13 +292,6 @@ class Segment:
     def _overfull(self) -> bool:
         """Without order nothing waits at the end for room there, so nothing more may begin."""
         return self._restorer is None and self.end.full
-
-    def _passed(self) -> int:
-        if isinstance(self.end, Delivery) and self.end.ready:
-            if self._restorer is None:
-                return self.low - len(self.end.ready)
-            return min(self.low, self.end.ready[0].path[0])
-        return self.low
 
     def _left(self, item: Item) -> None:
         self.live -= 1

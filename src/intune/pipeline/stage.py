@@ -13,7 +13,11 @@ from intune.metrics.counters import StageCounters
 from intune.pipeline.calls import Failure, Output, StageCall, key_at
 from intune.pipeline.chain import Executor, Pipeline
 from intune.pipeline.executors import ExecutorTrial
+from intune.pipeline.growth import Growth
 from intune.pipeline.source import IndexedSource, SequentialSource
+
+KILL_SECONDS = 30.0
+"""After a process was killed one less is wanted for so long, and then one more again each time so much has passed."""
 
 
 class Pool(Protocol):
@@ -122,11 +126,12 @@ class Instances:
 
 @dataclass
 class Trial:
-    """Finds out by measurement whether a stage waits: its first items run alone, one at a time.
+    """Finds out by measurement whether a stage waits.
 
     A stage waits if *each* item measured spent more than `SHARE` of its wall time neither computing nor ready
     to compute. One item that computed settles that it does not: what disturbs a measurement (a busy
     machine, another holder of the interpreter lock) makes an item look as if it waited, never the opposite.
+    So items are measured among others until one looks as if it waited; from then on they run alone.
     """
 
     ITEMS, SECONDS, SHARE, LIFTED_SHARE = 4, 0.2, 0.7, 0.95
@@ -135,8 +140,15 @@ class Trial:
 
     items: int = 0
     wall: float = 0.0
+    suspected: bool = False
+    """An item looked as if it waited: the next ones run alone."""
     lifted: bool = False
-    """Others run beside it now, so that only an item that hardly computes at all counts as waiting."""
+    """Others run beside it again, so that only an item that hardly computes at all counts as waiting."""
+
+    @property
+    def wants_alone(self) -> bool:
+        """Whether the next item is to be measured with nothing else under way."""
+        return self.suspected and not self.lifted
 
     def add(self, wall: float, cpu: float, queued: float) -> bool | None:
         """One more item: wall seconds, and the seconds of CPU and of the run queue in them.
@@ -154,6 +166,9 @@ class Trial:
         own = wall - queued
         if own <= 0 or (own - cpu) / own <= share:
             return False
+        if not self.suspected:
+            self.suspected = True
+            return None
         self.wall += wall
         return True if self.items >= self.ITEMS or self.wall >= self.SECONDS else None
 
@@ -173,6 +188,11 @@ class LiveStage:
         pool: Its processes, for a process stage.
         trial: The measurement of whether it waits, until that is decided.
         executor_trial: The measurement of whether processes are worth it, until that is decided.
+        most_processes: Processes that are wanted at most since some were killed; None = none was.
+        killed_at: When the last one was.
+        most_unproven: While no item has passed it nobody knows what size it gives, and it runs no more than so
+            many; None = one has passed.
+        growth: What it gives for what came in, in bytes.
         sample_seconds: Recent wall seconds a sample, for the length of runs.
     """
 
@@ -186,6 +206,10 @@ class LiveStage:
     pool: Pool | None = None
     trial: Trial | None = None
     executor_trial: ExecutorTrial | None = None
+    most_processes: int | None = None
+    killed_at: float = 0.0
+    most_unproven: int | None = 1
+    growth: Growth = field(default_factory=Growth)
     sample_seconds: float | None = None
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
@@ -205,7 +229,7 @@ class LiveStage:
     @property
     def wants_alone(self) -> bool:
         """Whether its next item is to be measured with nothing else under way."""
-        return (self.trial is not None and not self.trial.lifted) or self.executor_trial is not None
+        return (self.trial is not None and self.trial.wants_alone) or self.executor_trial is not None
 
     def decide(self, waits: bool) -> None:
         """It is now known whether the stage waits."""
@@ -221,12 +245,26 @@ class LiveStage:
         if most is not None:
             wanted = min(wanted, most)
         if self.pool is not None:
+            if self.most_processes is not None:
+                wanted = min(wanted, self.most_processes)
             self.processes = wanted
             # A pool that cannot start its processes says why to whoever calls it.
             wanted = min(wanted, self.pool.live if not self.pool.failed else max(1, self.pool.live))
         if self.wants_alone:
             wanted = min(wanted, 1)
         self.cap = wanted
+
+    def was_killed(self, now: float) -> None:
+        """The system killed one of its processes, as it does when memory runs out: for a while one less is wanted."""
+        self.most_processes, self.killed_at = max(1, self.processes - 1), now
+
+    def try_more(self, now: float) -> bool:
+        """Whether one more process may be tried now, since none was killed for long; takes note of that."""
+        if self.most_processes is None or now - self.killed_at < KILL_SECONDS:
+            return False
+        most, self.killed_at = self.most_processes + 1, now
+        self.most_processes = most if self.concurrency is None or most < self.concurrency else None
+        return True
 
     def note_seconds(self, samples: int, wall: float) -> None:
         """A run of samples took so many seconds."""

@@ -14,6 +14,7 @@ from intune._values import Allocation, ConsumerSnapshot, MachineSnapshot, Snapsh
 from intune._words import count, gib
 from intune.control import read_journal
 from intune.control.explain import Kind, limit
+from intune.control.shortage import Shortage, shortage, together
 from intune.pipeline.stats import Stats
 from intune.recsys.whole import write_whole
 
@@ -39,6 +40,9 @@ _LIMITS: dict[Kind, str] = {
 
 NO_STAGE = "others"
 """Stands for a stage where the limit is none's: CPU that other programs use."""
+
+TOLD_SHARE = 0.02
+"""Share of the time from which it is told that memory held the loader back."""
 
 CLEAR_SHARE = 0.6
 """Share of the time from which a limit stands alone; below it the next one is named too."""
@@ -136,12 +140,15 @@ def limited_by(journal: Path) -> str:
 def in_a_line(lines: Iterable[Mapping[str, Any]]) -> str:
     """What limited the windows in lines of a journal, each with all of `seen`."""
     seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    missing: list[Shortage] = []
     for line in lines:
         window = _window(line["seen"])
         if not window.consumer.steps and not any(stage.items_in or stage.running for stage in window.stages):
             continue  # nothing went on: it had not begun, or was over
         found = limit(window)
         seconds[_LIMITS[found.kind]][found.stage or NO_STAGE] += window.window_seconds
+        if (cost := shortage(window)) is not None:
+            missing.append(cost)
     ranked = sorted(((sum(stages.values()), said) for said, stages in seconds.items()), reverse=True)
     total = sum(part for part, _ in ranked)
     if not total:
@@ -150,7 +157,9 @@ def in_a_line(lines: Iterable[Mapping[str, Any]]) -> str:
     words = [
         f"{said.format(max(seconds[said], key=seconds[said].__getitem__))}, {part / total:.0%}" for part, said in named
     ]
-    return f"{'; '.join(words)} of the time"
+    told = f"{'; '.join(words)} of the time"
+    held = together(missing)
+    return told if held.seconds < TOLD_SHARE * total else f"{told}; {held.in_words()}"
 
 
 def _window(seen: Mapping[str, Any]) -> Snapshot:

@@ -1,6 +1,7 @@
 """Columns whose values stand in the names of folders: "day=3/country=de/part-0.parquet"."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -22,7 +23,8 @@ class Partitions:
 
     A folder `name=value` is the value of the column `name` for all files below it; pyarrow reads the names. Names and
     values are percent-decoded, and `__HIVE_DEFAULT_PARTITION__` is null. Without declared types a column whose values
-    are all whole numbers that fit it, written without leading zeros, is int32, and any other a dictionary of strings.
+    are all whole numbers that fit it is int32, and any other a dictionary of strings. So is one where some values have
+    leading zeros and others fewer digits (01 and 1): as numbers these would be the same.
 
     Attributes:
         schema: Names and types of the columns.
@@ -91,19 +93,26 @@ def _schema_and_reader(
             f"pyarrow.dataset.partitioning(schema, flavor='hive') gives, not {partitioning!r}"
         )
     found = _inferred([folder for folder in folders if "=" in folder])
-    zeros = {name for folder in folders for name in _with_zeros(folder)}
+    zeros = _with_uneven_zeros(folders)
     found = pa.schema([field.with_type(pa.string()) if field.name in zeros else field for field in found if field.name])
     typed = [field.with_type(_DICTIONARY) if field.type == pa.string() else field for field in found]
     return pa.schema(typed), _hive(found)
 
 
-def _with_zeros(folder: str) -> Iterator[str]:
-    """Names whose value in the path of a folder has leading zeros, or is -0: it is more than a number."""
-    for part in folder.split("/"):
-        name, _, value = part.partition("=")
-        digits = unquote(value).removeprefix("-")
-        if digits.startswith("0") and (len(digits) > 1 or value != digits):
-            yield unquote(name)
+def _with_uneven_zeros(folders: Iterable[str]) -> set[str]:
+    """Names of which some values have leading zeros, and not all as many digits."""
+    widths: dict[str, set[int]] = defaultdict(set)
+    padded = set()
+    for folder in folders:
+        for part in folder.split("/"):
+            name, _, value = part.partition("=")
+            digits = unquote(value)
+            if not digits.removeprefix("-").isdecimal():
+                continue
+            widths[unquote(name)].add(len(digits))
+            if digits.startswith("-0") or (digits.startswith("0") and len(digits) > 1):
+                padded.add(unquote(name))
+    return {name for name in padded if len(widths[name]) > 1}
 
 
 def _inferred(folders: list[str]) -> pa.Schema:

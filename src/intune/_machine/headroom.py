@@ -1,0 +1,79 @@
+"""Which memory limit is nearest to being reached, and giving back what allocators keep unused."""
+
+import ctypes
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from intune._clock import Clock
+from intune._machine.memory import MemoryLimit, MemoryMeter, memory_limits, used_of_limit
+from intune._machine.system import System
+
+_LIMITS_SECONDS = 1.0
+"""How old the list of limits may be: they change seldom, and finding them costs more than reading what is used."""
+
+_PLANNED = 0.9
+"""Share of a limit up to which it is planned with, for comparing limits of different size."""
+
+
+class MemoryUse(NamedTuple):
+    """A limit, what is used of it, in bytes, and where both were read."""
+
+    limit_bytes: int
+    used_bytes: int
+    limit_from: str
+    used_from: str
+
+
+class Headroom:
+    """Compares all limits that bind this process: of its control groups at each level, RLIMIT_AS, the machine's memory.
+
+    Each is compared with what all that it is for use of it, other programs included. A limit that the user chose is for
+    this process and its descendants.
+
+    Args:
+        system: The machine that is asked.
+        meter: Measures the process tree.
+        own: The user's limit in bytes; None = none was chosen.
+        clock: For the age of what was read.
+    """
+
+    def __init__(self, system: System, meter: MemoryMeter, own: Callable[[], int | None], clock: Clock) -> None:
+        self._system, self._meter, self._own, self._clock = system, meter, own, clock
+        self._limits: list[MemoryLimit] = []
+        self._read_at: float | None = None
+
+    def least_limit(self) -> int | None:
+        """The tightest limit of the system in bytes; None = none could be read."""
+        return min((limit.limit_bytes for limit in self._current() if limit.limit_bytes is not None), default=None)
+
+    def read(self) -> MemoryUse | None:
+        """The limit that is nearest to being reached; None = nothing could be read."""
+        found = [use for use in (self._use(limit) for limit in self._current()) if use is not None]
+        chosen = self._own()
+        if chosen is not None and (tree := self._meter.tree()).value is not None:
+            found.append(MemoryUse(chosen, int(tree.value), "the loader's memory=", tree.read_from))
+        return min(found, key=lambda use: _PLANNED * use.limit_bytes - use.used_bytes, default=None)
+
+    def _current(self) -> list[MemoryLimit]:
+        now = self._clock.wall()
+        if self._read_at is None or now - self._read_at >= _LIMITS_SECONDS:
+            self._limits, self._read_at = memory_limits(self._system), now
+        return self._limits
+
+    def _use(self, limit: MemoryLimit) -> MemoryUse | None:
+        used = used_of_limit(self._system, limit)
+        if used.value is None and limit.level is not None:
+            used = self._meter.tree()  # the kernel does not say what the group uses
+        if limit.limit_bytes is None or used.value is None:
+            return None
+        return MemoryUse(limit.limit_bytes, int(used.value), limit.read_from, used.read_from)
+
+
+def release_unused() -> None:
+    """Give back to the system what allocators keep unused: Arrow's pool, and the C library's where it can."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

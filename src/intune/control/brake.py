@@ -1,0 +1,274 @@
+"""The brake: what items in flight may hold, by what is measured ten times a second.
+
+The guard predicts once in an interval, from figures of the tuner's windows. Between two of them items may turn out
+larger than any before, functions may allocate what nobody can see from outside, and others may take memory. The brake
+looks more often and knows less: the memory that is used of the limit, and what the ledger has charged.
+
+Let `rest` be the memory that is measured less what items in flight hold. Its least value over the last ten seconds is
+what would remain without items (the trainer, the interpreter, idle workers). Above that, memory is taken to grow
+in proportion to what is charged, and the proportion is the largest of the last ten seconds: it covers what functions
+allocate while they run, copies, and what allocators keep. So items may hold
+
+    (0.87 limit - least rest) / proportion
+
+and no more than 1.5 times what was charged at any time until half a second ago, and an eighth of the room: so that what
+comes of more in flight shows before still more is. Past 0.9 of the limit, or where the next tenth of a second would
+bring it there, nothing goes on but what order waits for, until memory has fallen below 0.85.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from intune._clock import Clock
+from intune._values import Event
+from intune._words import size
+
+_log = logging.getLogger(__name__)
+
+USABLE = 0.87
+"""Share of the limit that is planned with."""
+
+HARD, RELAXED = 0.9, 0.85
+"""Shares of the limit at which nothing is admitted any more, and below which it is again."""
+
+REMEMBERED_SECONDS = 10.0
+LAG_SECONDS = 1.0
+RAMP_SECONDS = 0.5
+RAMP = 1.5
+FIRST_SHARE = 1 / 8
+
+RELEASE_SHARE = 0.7
+"""Share of the limit from which on unused memory of allocators is given back."""
+RELEASE_SECONDS, RELEASE_SECONDS_MOST = 0.5, 30.0
+WORTH_SHARE = 0.02
+"""A release that gave back less of the limit than this was not worth it, and the next one waits twice as long."""
+
+LEAST_CHANGE = 0.02
+"""Changes of less than this share are not applied."""
+
+
+class Reading(NamedTuple):
+    """What is measured at one moment.
+
+    Attributes:
+        seconds: The time.
+        limit_bytes: The memory limit that is nearest to being reached.
+        memory_bytes: What is used of it.
+        held_bytes: Bytes that items in flight hold, as the ledger knows them.
+        charged_bytes: The same with what is reserved for them.
+    """
+
+    seconds: float
+    limit_bytes: int
+    memory_bytes: int
+    held_bytes: int
+    charged_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Braking:
+    """What the brake says.
+
+    Attributes:
+        in_flight_bytes: The most bytes that items in flight may hold; 0 = nothing is admitted.
+        release: Whether memory that allocators keep unused should be given back now.
+    """
+
+    in_flight_bytes: int
+    release: bool
+
+
+class _Moment(NamedTuple):
+    seconds: float
+    rest: int
+    memory: int
+    now_charged: int
+    charged: int
+    """The most that was charged within the last second."""
+
+
+class Brake:
+    """Pure: a reading in, a decision out. Remembers the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._moments: deque[_Moment] = deque()
+        self._holding = False
+        self._released_at: float | None = None
+        self._release_seconds = RELEASE_SECONDS
+        self._before_release: int | None = None
+
+    @property
+    def holding(self) -> bool:
+        """Whether nothing is admitted now."""
+        return self._holding
+
+    @property
+    def rest_bytes(self) -> int | None:
+        """Memory that items in flight do not explain, the least of the last ten seconds; None = nothing measured."""
+        moments = list(self._moments)  # another thread may ask
+        return min((moment.rest for moment in moments), default=None)
+
+    def forget(self) -> None:
+        """Nothing is measured any more: what was is no basis for decisions."""
+        self._moments.clear()
+        self._holding = False
+
+    def observe(self, now: Reading) -> Braking:
+        """Decide by a reading and those before it."""
+        rest = max(0, now.memory_bytes - now.held_bytes)
+        # What was charged is freed later than it is discharged, by functions and by allocators.
+        lagging = [m.now_charged for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS]
+        charged = max([now.charged_bytes, *lagging])
+        self._moments.append(_Moment(now.seconds, rest, now.memory_bytes, now.charged_bytes, charged))
+        while now.seconds - self._moments[0].seconds > REMEMBERED_SECONDS:
+            self._moments.popleft()
+        rise = now.memory_bytes - self._moments[-2].memory if len(self._moments) > 1 else 0
+        if now.memory_bytes + max(0, rise) > HARD * now.limit_bytes:
+            self._holding = True
+        elif now.memory_bytes < RELAXED * now.limit_bytes:
+            self._holding = False
+        release = self._wants_release(now)
+        return Braking(0 if self._holding else self._in_flight(now), release)
+
+    def _in_flight(self, now: Reading) -> int:
+        base = min(moment.rest for moment in self._moments)
+        room = USABLE * now.limit_bytes - base
+        if room <= 0:
+            return 0
+        # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
+        enough = FIRST_SHARE * room
+        proportion = max((moment.memory - base) / max(moment.charged, enough) for moment in self._moments)
+        seen = max((m.now_charged for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS), default=0)
+        return int(min(room / max(1.0, proportion), RAMP * seen + enough))
+
+    def _wants_release(self, now: Reading) -> bool:
+        if self._before_release is not None:
+            gained = self._before_release - now.memory_bytes
+            worth = gained >= WORTH_SHARE * now.limit_bytes
+            self._release_seconds = RELEASE_SECONDS if worth else min(RELEASE_SECONDS_MOST, 2 * self._release_seconds)
+            self._before_release = None
+        if now.memory_bytes <= RELEASE_SHARE * now.limit_bytes:
+            return False
+        if self._released_at is not None and now.seconds - self._released_at < self._release_seconds:
+            return False
+        self._released_at, self._before_release = now.seconds, now.memory_bytes
+        return True
+
+
+class Brakable(Protocol):
+    """A workload that the brake can hold back."""
+
+    epochs_ended: int
+    """Epochs that were delivered to their end: allocators may give back what they kept for them."""
+
+    def in_flight(self) -> tuple[int, int]:
+        """Bytes that items in flight hold, and the same with what is reserved for them."""
+        ...
+
+    def hold_back(self, in_flight_bytes: int | None) -> None:
+        """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
+        ...
+
+
+class BrakeThread:
+    """Runs the brake ten times a second.
+
+    Args:
+        workload: What is held back.
+        read: The limit that is nearest to being reached and what is used of it, in bytes; None = not known.
+        tell: Called with what a person should know: that it holds back, and that it does so no more.
+        release: Gives unused memory of allocators back to the system.
+        clock: Time between readings.
+    """
+
+    SECONDS = 0.1
+
+    def __init__(
+        self,
+        workload: Brakable,
+        read: Callable[[], tuple[int, int] | None],
+        tell: Callable[[Event], None],
+        release: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._workload, self._read, self._tell, self._clock = workload, read, tell, clock
+        self._release = release
+        self.brake = Brake()
+        self._applied: int | None = None
+        self._held_since: float | None = None
+        self._epochs_ended = workload.epochs_ended
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def step(self) -> None:
+        """One reading and what follows from it, in the calling thread."""
+        ended, self._epochs_ended = self._epochs_ended, self._workload.epochs_ended
+        if ended != self._epochs_ended:
+            self._release()
+        found = self._read()
+        if found is None:
+            self.brake.forget()
+            self._apply(None)
+            return
+        limit, memory = found
+        held, charged = self._workload.in_flight()
+        before = self.brake.holding
+        now = self._clock.wall()
+        braking = self.brake.observe(Reading(now, limit, memory, held, charged))
+        self._apply(braking.in_flight_bytes)
+        if braking.release:
+            self._release()
+        if self.brake.holding != before:
+            self._say(now, limit, memory, held)
+
+    def start(self) -> None:
+        """A first step now, before any item begins; then go on in a thread until `stop`.
+
+        Nothing happens if it runs already.
+        """
+        if self._thread is None and self._try_step():
+            self._stop = threading.Event()
+            thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-control-brake", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def stop(self) -> None:
+        """End the thread. Idempotent."""
+        thread, self._thread = self._thread, None
+        self._stop.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _loop(self, stop: threading.Event) -> None:
+        while not self._clock.sleep(self.SECONDS, stop):
+            if not self._try_step():
+                return
+
+    def _try_step(self) -> bool:
+        try:
+            self.step()
+        except Exception:
+            _log.exception("The memory brake failed; training goes on by the guard's limits alone")
+            self.brake.forget()
+            self._workload.hold_back(None)
+            return False
+        return True
+
+    def _apply(self, most: int | None) -> None:
+        applied = self._applied
+        if most == applied or (most and applied and abs(most - applied) < LEAST_CHANGE * applied):
+            return
+        self._applied = most
+        self._workload.hold_back(most)
+
+    def _say(self, now: float, limit: int, memory: int, held: int) -> None:
+        used = f"{size(memory)} of {size(limit)} are used, {size(held)} of that by items in flight"
+        if self.brake.holding:
+            self._held_since = now
+            self._tell(Event("braked", None, f"only what order waits for goes on: {used}"))
+        elif self._held_since is not None:
+            self._tell(Event("braked", None, f"all go on again after {now - self._held_since:.1f} s: {used}"))

@@ -1,0 +1,61 @@
+"""What a memory limit cost, and what more memory would give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from intune._values import Snapshot
+from intune._words import duration, size
+
+LEAST_GAIN = 0.03
+"""Less is not worth a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What the memory limit cost over some time.
+
+    Attributes:
+        seconds: Seconds in which a CPU slot was free and only memory kept an item from going on.
+        more_bytes: About how much more memory would have let all slots work.
+        gain: About what share more would have been delivered with it; at most what the trainer could take.
+    """
+
+    seconds: float
+    more_bytes: int
+    gain: float
+
+    def in_words(self) -> str:
+        """As in "held back 14.0 s by the memory limit; about 2.1 GiB more would have given about 30% more"."""
+        held = f"held back {duration(self.seconds)} by the memory limit"
+        if self.gain < LEAST_GAIN:
+            return held
+        return f"{held}; about {size(self.more_bytes)} more would have given about {self.gain:.0%} more"
+
+
+def together(parts: Sequence[Shortage]) -> Shortage:
+    """Several windows as one: seconds summed, the rest as their means by seconds."""
+    seconds = sum(part.seconds for part in parts)
+    if seconds <= 0:
+        return Shortage(0.0, 0, 0.0)
+    more = sum(part.more_bytes * part.seconds for part in parts) / seconds
+    return Shortage(seconds, int(more), sum(part.gain * part.seconds for part in parts) / seconds)
+
+
+def shortage(window: Snapshot) -> Shortage | None:
+    """What the memory limit cost in a window; None where it held nothing back, or where that is not known.
+
+    It is taken that what is in flight grows with the number of items that are worked on, and the rate with it: an
+    estimate for stages that do not hinder each other.
+    """
+    if not window.held_back_share or window.in_flight_bytes_limit is None or window.window_seconds <= 0:
+        return None
+    holding = [stage for stage in window.stages if stage.info.waits is not True]
+    busy = sum(stage.busy_seconds for stage in holding) / window.window_seconds
+    if busy <= 0:
+        return None
+    faster = window.allocation.slots / busy
+    if window.consumer.wait_share < 1:
+        faster = min(faster, 1 / (1 - window.consumer.wait_share))
+    gain = max(0.0, faster - 1)
+    seconds = window.held_back_share * window.window_seconds
+    return Shortage(seconds, int(gain * window.in_flight_bytes_limit), gain)

@@ -1,0 +1,464 @@
+"""The brake: what items in flight may hold by what is measured; and the thread that asks for it."""
+
+import logging
+import re
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import intune
+from intune._compose import build_loader
+from intune._values import Event
+from intune.control.brake import Brake, BrakeThread, Reading
+from intune.pipeline.options import LoaderOptions
+from intune.testing import ManualClock
+
+from .plant import BASE, Plant, Scene, run, scene
+
+MIB = 2**20
+STEP = 0.125
+"""Seconds between readings: sums of them are exact."""
+
+
+def observed(*readings: tuple[float, int, int, int, int]) -> int:
+    """What may be in flight after these: (seconds, limit, memory, held, charged)."""
+    brake = Brake()
+    return [brake.observe(Reading(*reading)).in_flight_bytes for reading in readings][-1]
+
+
+class TestWhatMayBeInFlight:
+    @pytest.mark.parametrize(
+        ("memory", "held", "charged", "allowed"),
+        [
+            (100, 0, 0, 96),  # an eighth of 870 - 100
+            (500, 0, 0, 46),
+            (500, 400, 500, 96),  # the same rest, though much more is used
+            (869, 0, 0, 0),
+            (880, 0, 0, 0),  # more than is planned with, but nothing is held back: it is only that there is no room
+            (900, 900, 900, 108),
+            (901, 900, 900, 0),
+            (50, 80, 80, 108),  # what is held was not written yet: the rest is not below nothing
+        ],
+    )
+    def test_of_the_first_reading(self, memory: int, held: int, charged: int, allowed: int) -> None:
+        assert observed((0.0, 1000, memory, held, charged)) == allowed
+
+    def test_it_grows_by_half_of_what_has_been_there_for_half_a_second(self) -> None:
+        brake, allowed = Brake(), 0
+        answers = []
+        for step in range(16):  # items take up what they may at once, and there is memory for all of them
+            answer = brake.observe(Reading(step * STEP, 10_000, 500, 0, allowed))
+            allowed = answer.in_flight_bytes
+            answers.append(allowed)
+        room = 8700 - 500
+        first = room / 8
+        grown, expected = [0.0, first], []
+        while grown[-1] < room:
+            grown.append(min(room, 1.5 * grown[-1] + first))
+        for most in grown[1:]:
+            expected += [most] * 5  # half a second, and the reading by which it is known
+        assert answers == pytest.approx(expected[:16], abs=3)
+
+    def test_where_memory_grows_faster_than_what_is_charged_the_room_is_less(self) -> None:
+        idle, busy = (0.0, 10_000, 500, 0, 0), (1.0, 10_000, 3500, 1500, 2000)
+        after = (1.5, 10_000, 3500, 1500, 2000)
+        # 3,000 more for 2,000 that are charged.
+        assert observed(idle, busy, after) == int(min((8700 - 500) / 1.5, 1.5 * 2000 + (8700 - 500) / 8)) == 4025
+        more = [(seconds, 10_000, 5500, 3900, 4000) for seconds in (2.0, 2.5)]
+        assert observed(idle, busy, after, *more) == int((8700 - 500) / 1.5)
+
+    def test_of_little_in_flight_nothing_is_learnt(self) -> None:
+        """Something else took 300 while 1 was charged: not as if each byte took three hundred."""
+        first = (8700 - 500) / 8
+        noisy = [(0.0, 10_000, 500, 0, 0), (1.0, 10_000, 800, 1, 1)]
+        assert observed(*noisy, (1.5, 10_000, 4000, 3500, 3500)) == int(1.5 * 1 + first)
+        assert observed(*noisy, *[(seconds, 10_000, 4000, 3500, 3500) for seconds in (1.5, 2.0)]) == int(5250 + first)
+
+    def test_what_was_charged_a_moment_ago_may_still_be_there(self) -> None:
+        """Memory falls a second later than the charges do: that is not growth beside them."""
+        readings = [(0.0, 10_000, 500, 0, 0), (1.0, 10_000, 4500, 4000, 4000)]
+        within = [*readings, (2.0, 10_000, 4500, 0, 0)]
+        assert observed(*within) == int(1.5 * 4000 + 8200 / 8)
+        later = [*readings, (2.125, 10_000, 4500, 0, 0), (2.25, 10_000, 500, 0, 0)]
+        assert observed(*later) == int(8200 / (4000 / (8200 / 8)))
+
+    @pytest.mark.parametrize(("moment", "remembered"), [(11.0, True), (11.125, False)])
+    def test_the_proportion_is_forgotten_after_ten_seconds(self, moment: float, remembered: bool) -> None:
+        readings = [(0.0, 1000, 100, 0, 0), (1.0, 1000, 700, 200, 200)]
+        times = np.arange(1.5, moment + STEP, STEP)
+        readings += [(float(seconds), 1000, 300, 200, 200) for seconds in times]
+        assert times[-1] == moment
+        # Three times of what is charged; without it no more than the ramp allows.
+        assert observed(*readings) == (int(770 / 3) if remembered else int(1.5 * 200 + 770 / 8))
+
+    def test_the_least_rest_is_forgotten_after_ten_seconds(self) -> None:
+        brake = Brake()
+        assert brake.rest_bytes is None
+        brake.observe(Reading(0.0, 1000, 300, 200, 200))
+        brake.observe(Reading(10.0, 1000, 400, 100, 100))
+        assert brake.rest_bytes == 100
+        brake.observe(Reading(10.125, 1000, 400, 200, 200))
+        assert brake.rest_bytes == 200
+
+
+class TestHoldingBack:
+    def run(self, memory: list[int], limit: int = 1000) -> list[bool]:
+        brake = Brake()
+        found = []
+        for step, used in enumerate(memory):
+            answer = brake.observe(Reading(step * STEP, limit, used, used, used))
+            assert brake.holding == (answer.in_flight_bytes == 0)
+            found.append(brake.holding)
+        return found
+
+    def test_past_the_hard_share_until_below_the_relaxed_one(self) -> None:
+        assert self.run([901, 900, 851, 850, 849, 850]) == [True, True, True, True, False, False]
+        assert self.run([900, 900, 900]) == [False, False, False]
+
+    def test_where_the_next_step_would_pass_it(self) -> None:
+        assert self.run([500, 700]) == [False, False]
+        assert self.run([500, 701]) == [False, True]  # 902 would follow
+        # It rose into the band, but slowly, and is let go below it only once it rises no more.
+        assert self.run([500, 701, 701]) == [False, True, False]
+        assert self.run([500, 701, 860, 850, 849]) == [False, True, True, True, False]
+
+    def test_a_fall_is_no_reason_to_go_on_sooner(self) -> None:
+        assert self.run([950, 910, 870]) == [True, True, True]
+
+    def test_a_limit_that_is_lowered_and_raised(self) -> None:
+        brake = Brake()
+        found = []
+        for step, limit in enumerate([1000, 1000, 500, 560, 589, 1000, 440]):
+            answer = brake.observe(Reading(step * STEP, limit, 500, 400, 400))
+            found.append((brake.holding, answer.in_flight_bytes > 0))
+        held = [holding for holding, _ in found]
+        assert held == [False, False, True, True, False, False, True]
+        assert [more for _, more in found] == [not each for each in held]
+
+    def test_a_limit_below_what_is_needed_without_items_admits_nothing(self) -> None:
+        assert observed((0.0, 1000, 300, 0, 0), (1.0, 340, 300, 0, 0)) == 0
+
+    def test_what_is_allowed_follows_the_limit(self) -> None:
+        steady = [(step * STEP, 1000, 600, 500, 500) for step in range(8)]
+        assert observed(*steady) == 770
+        assert observed(*steady, (1.0, 800, 600, 500, 500)) == int(0.87 * 800 - 100)
+        assert observed(*steady, (1.0, 2000, 600, 500, 500)) == int(1.5 * 500 + (0.87 * 2000 - 100) / 8)
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> list[Reading]:
+    """Some seconds of a run, of which nothing holds but that time goes on and what is held is charged."""
+    seconds, found = 0.0, []
+    for _ in range(draw(st.integers(1, 25))):
+        limit = draw(st.sampled_from([100, 1000, 1000, 1000, 5000]))
+        memory = draw(st.integers(0, int(1.1 * limit)))
+        held = draw(st.integers(0, 1200))
+        found.append(Reading(seconds, limit, memory, held, held + draw(st.integers(0, 300))))
+        seconds += draw(st.sampled_from([STEP, STEP, 4 * STEP, 1.0, 9.875, 10.0, 30.0]))
+    return found
+
+
+class TestWhateverIsRead:
+    @given(readings())
+    def test_never_above_what_is_planned_with_less_the_least_rest(self, given: list[Reading]) -> None:
+        brake = Brake()
+        for index, now in enumerate(given):
+            answer = brake.observe(now).in_flight_bytes
+            lately = [each for each in given[: index + 1] if now.seconds - each.seconds <= 10.0]
+            rest = min(max(0, each.memory_bytes - each.held_bytes) for each in lately)
+            assert brake.rest_bytes == rest
+            assert 0 <= answer <= max(0.0, 0.87 * now.limit_bytes - rest)
+
+    @given(readings())
+    def test_never_above_one_and_a_half_times_what_was_charged_and_a_first_share(self, given: list[Reading]) -> None:
+        brake = Brake()
+        for index, now in enumerate(given):
+            answer = brake.observe(now).in_flight_bytes
+            ages = [(now.seconds - each.seconds, each.charged_bytes) for each in given[: index + 1]]
+            charged = max((size for age, size in ages if 0.5 <= age <= 10.0), default=0)
+            assert answer <= 1.5 * charged + 0.87 * now.limit_bytes / 8
+
+    @given(readings())
+    @example([Reading(0.0, 1000, 950, 0, 0), Reading(1.0, 1000, 880, 0, 0), Reading(2.0, 1000, 880, 0, 0)])
+    @example([Reading(0.0, 1000, 500, 0, 0), Reading(1.0, 1000, 849, 0, 0), Reading(2.0, 1000, 855, 0, 0)])
+    def test_nothing_past_the_hard_share_until_below_the_relaxed_one(self, given: list[Reading]) -> None:
+        brake, holding, before = Brake(), False, given[0]
+        for now in given:
+            answer = brake.observe(now)
+            rise = now.memory_bytes - before.memory_bytes if now.seconds - before.seconds <= 10.0 else 0
+            most = now.memory_bytes + max(0, rise)
+            if most > 0.9 * now.limit_bytes:
+                holding = True
+            elif now.memory_bytes < 0.85 * now.limit_bytes:
+                holding = False
+            before = now
+            assert brake.holding is holding
+            assert not (holding and answer.in_flight_bytes)
+
+    @given(readings())
+    def test_what_was_read_ten_seconds_ago_makes_no_difference(self, given: list[Reading]) -> None:
+        """But for whether it holds back."""
+        later = given[-1].seconds + 10.125
+        calm = [Reading(later + step * STEP, 1000, 300, 200, 250) for step in range(12)]
+        one, other = Brake(), Brake()
+        for now in given:
+            one.observe(now)
+        one.observe(calm[0])  # the rise since the last one may count once
+        other.observe(calm[0])
+        for now in calm[1:]:
+            assert one.observe(now).in_flight_bytes == other.observe(now).in_flight_bytes > 0
+
+    @given(readings())
+    def test_memory_is_given_back_seldom_and_only_where_much_is_used(self, given: list[Reading]) -> None:
+        brake, last = Brake(), None
+        for now in given:
+            if brake.observe(now).release:
+                assert now.memory_bytes > 0.7 * now.limit_bytes
+                assert last is None or now.seconds - last >= 0.5
+                last = now.seconds
+
+
+class TestGivingMemoryBack:
+    def times(self, memory: list[int], brake: Brake | None = None, begin: float = 0.0) -> list[float]:
+        """When it is asked for."""
+        brake = brake or Brake()
+        times = (begin + step * STEP for step in range(len(memory)))
+        wanted = [
+            (now, brake.observe(Reading(now, 1000, used, 100, 100)).release)
+            for now, used in zip(times, memory, strict=True)
+        ]
+        return [now for now, release in wanted if release]
+
+    def test_only_past_seven_tenths(self) -> None:
+        assert self.times([700] * 100) == []
+        assert self.times([700, 701]) == [STEP]
+
+    def test_it_waits_twice_as_long_each_time_that_it_was_not_worth_it(self) -> None:
+        assert self.times([800] * 8 * 100) == [0, 1, 3, 7, 15, 31, 61, 91]
+
+    def test_where_it_was_worth_it_the_next_one_comes_soon(self) -> None:
+        brake = Brake()
+        assert self.times([800] * 8 * 16, brake) == [0, 1, 3, 7, 15]
+        # 2 % of the limit came back after this one.
+        assert self.times([800] * 8 * 15 + [800, *[780] * 7], brake, 16.0)[-2:] == [31.0, 31.5]
+
+    @pytest.mark.parametrize(("gained", "next_one"), [(20, 0.5), (19, 1.0)])
+    def test_worth_it_is_a_fiftieth_of_the_limit(self, gained: int, next_one: float) -> None:
+        assert self.times([800, *[800 - gained] * 12])[:2] == [0.0, next_one]
+
+
+def tight(number: int) -> tuple[Scene, Plant]:
+    """A scene, with a limit that it would pass by itself, and that run; anywhere the largest item fits 16 times."""
+    chosen = scene(number)
+    free = run(chosen, number, 8.0, braked=False)
+    each = max(size * (2 + scratch) for size, scratch in zip(chosen.sizes, chosen.scratch, strict=True))
+    largest = each * chosen.tail[1] * (3 if chosen.burst_every else 1)
+    share = float(np.random.default_rng([23, number]).uniform(0.3, 0.9))
+    chosen.extra = int(max(16 * largest, share * (max(free.peaks) - BASE)))
+    return chosen, free
+
+
+@pytest.mark.slow
+class TestTheWholeLoop:
+    def test_memory_never_passes_the_limit(self) -> None:
+        peaks, rates = {}, []
+        for number in range(100):
+            chosen, free = tight(number)
+            if max(free.peaks) > BASE + chosen.extra:
+                braked = run(chosen, number, 8.0)
+                peaks[number] = max(braked.peaks) / (BASE + chosen.extra)
+                rates.append(braked.done / free.done)
+        assert len(peaks) >= 30
+        assert {number: peak for number, peak in peaks.items() if peak > 1} == {}
+        # It is of use, too: what there is gets used, and work goes on.
+        assert np.median(list(peaks.values())) > 0.8
+        assert min(rates) > 0.02
+        assert np.median(rates) > 0.25
+
+    def test_a_limit_that_falls_while_running_is_kept_within_two_seconds(self) -> None:
+        """And work goes on below it; when it rises again more is in flight again."""
+        passed, grown = {}, []
+        for number in range(50):
+            chosen, free = tight(number)
+            if max(free.peaks) < BASE + 2 * chosen.extra:
+                continue
+            # Twice the limit for 4 s, then the limit, then twice as much again.
+            braked = run(chosen, number, 16.0, lambda now, limit: limit if 4 <= now < 9 else 2 * limit - BASE)
+            peaks = braked.peaks
+            passed[number] = max(peaks[60:90]) / (BASE + chosen.extra)
+            grown.append(max(peaks[120:]) > max(peaks[70:90]))
+            assert braked.done_at[90] > braked.done_at[60]
+        assert len(passed) >= 5
+        assert {number: peak for number, peak in passed.items() if peak > 1} == {}
+        assert sum(grown) >= 0.9 * len(grown)
+
+
+# --- The thread
+
+
+class Work:
+    """Keeps what it was told; what it has in flight is set by a test."""
+
+    def __init__(self) -> None:
+        self.bytes = (0, 0)
+        self.epochs_ended = 0
+        self.told: list[int | None] = []
+
+    def in_flight(self) -> tuple[int, int]:
+        return self.bytes
+
+    def hold_back(self, in_flight_bytes: int | None) -> None:
+        self.told.append(in_flight_bytes)
+
+
+class Bench:
+    """A brake thread with everything around it."""
+
+    def __init__(self) -> None:
+        self.work, self.clock = Work(), ManualClock()
+        self.found: tuple[int, int] | Exception | None = (1000 * MIB, 100 * MIB)
+        self.events: list[Event] = []
+        self.released = 0
+        self.thread = BrakeThread(self.work, self.read, self.events.append, self.release, self.clock)
+
+    def read(self) -> tuple[int, int] | None:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def release(self) -> None:
+        self.released += 1
+
+    def step(self, memory: int, in_flight: int = 0, *, limit: int = 1000) -> None:
+        """A tenth of a second later, with so many MiB."""
+        self.found, self.work.bytes = (limit * MIB, memory * MIB), (in_flight * MIB, in_flight * MIB)
+        self.clock.advance(BrakeThread.SECONDS)
+        self.thread.step()
+
+    def pass_time(self) -> None:
+        """A tenth of a second in which the thread takes one reading."""
+        self.clock.wait_for_sleepers()
+        self.clock.advance(BrakeThread.SECONDS)
+        self.clock.wait_for_sleepers()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+class TestOneStep:
+    def test_what_it_says_is_applied(self, bench: Bench) -> None:
+        bench.step(100)
+        assert bench.work.told == [int((870 - 100) * MIB / 8)]
+
+    def test_only_changes_of_a_fiftieth_and_more_are(self, bench: Bench) -> None:
+        for _ in range(8):
+            bench.step(600, 500)
+        bench.work.told.clear()
+        # The room is 770 MiB; a fiftieth of it is 15.4.
+        for limit, applied in ((1000, []), (1017, []), (1018, [785.66]), (1000, []), (999, [769.13])):
+            bench.step(600, 500, limit=limit)
+            assert [round(told / MIB, 2) for told in bench.work.told if told is not None] == applied
+            bench.work.told.clear()
+
+    def test_many_small_changes_are_one_large_one(self, bench: Bench) -> None:
+        for _ in range(8):
+            bench.step(700, 700)
+        bench.work.told.clear()
+        for limit in range(1000, 1060, 2):
+            bench.step(700, 700, limit=limit)
+        applied = [told / MIB for told in bench.work.told if told is not None]
+        assert 2 <= len(applied) <= 3
+        assert all(later >= 1.02 * before for before, later in zip([870, *applied], applied, strict=False))
+
+    def test_nothing_and_something_are_never_nearly_the_same(self, bench: Bench) -> None:
+        bench.step(950)
+        bench.step(950)
+        bench.step(840)
+        bench.step(950)
+        assert bench.work.told == [0, int(30 / (110 / (30 / 8)) * MIB), 0]
+
+    def test_it_tells_once_that_it_holds_back_and_once_that_it_does_so_no_more(self, bench: Bench) -> None:
+        for memory in (700, 880, 930, 930, 890, 840, 830, 830):
+            bench.step(memory, 400)
+        assert [(event.kind, event.stage) for event in bench.events] == [("braked", None)] * 2
+        begun, ended = (event.detail for event in bench.events)
+        assert "goes on" in begun
+        assert re.search(r"880 (MiB )?of 1,000 MiB are used, 400 ", begun)
+        assert re.search(r"again after 0\.4 s: 840 (MiB )?of 1,000 MiB are used, 400 ", ended)
+
+    def test_memory_is_given_back_when_the_brake_says_so(self, bench: Bench) -> None:
+        bench.step(700)
+        assert bench.released == 0
+        bench.step(701)
+        assert bench.released == 1
+
+    def test_it_brakes_no_more_when_nothing_can_be_read(self, bench: Bench) -> None:
+        bench.step(950)
+        bench.found = None
+        bench.thread.step()
+        bench.thread.step()
+        assert bench.work.told == [0, None]
+        bench.step(950)
+        assert bench.work.told == [0, None, 0]
+
+    def test_where_nothing_can_be_read_from_the_start_nothing_is_applied(self, bench: Bench) -> None:
+        bench.found = None
+        bench.thread.step()
+        assert bench.work.told == []
+
+
+class TestTheThread:
+    def test_a_reading_each_tenth_of_a_second_until_it_is_stopped(self, bench: Bench) -> None:
+        bench.thread.start()
+        bench.thread.start()
+        bench.pass_time()
+        assert bench.work.told == [int(770 * MIB / 8)]
+        bench.found = (1000 * MIB, 950 * MIB)
+        bench.pass_time()
+        assert bench.work.told[1:] == [0]
+        bench.thread.stop()
+        bench.thread.stop()
+        bench.clock.advance(1)
+        assert len(bench.work.told) == 2
+
+    def test_it_can_be_started_again(self, bench: Bench) -> None:
+        for _ in range(2):
+            bench.thread.start()
+            bench.pass_time()
+            bench.thread.stop()
+        assert bench.thread.brake.rest_bytes == 100 * MIB
+
+    def test_a_reader_that_fails_ends_it_with_a_line_and_without_a_limit(
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ended = threading.Event()
+        bench.thread.start()
+        bench.pass_time()
+        bench.found = OSError("no such file")
+        told = bench.work.hold_back
+        bench.work.hold_back = lambda size: (told(size), ended.set())[0]  # type: ignore[method-assign,func-returns-value]
+        with caplog.at_level(logging.ERROR):
+            bench.clock.advance(BrakeThread.SECONDS)
+            assert ended.wait(10)
+            bench.thread.stop()
+        assert bench.work.told == [int(770 * MIB / 8), None]
+        (line,) = caplog.records
+        assert "brake failed" in line.message
+        assert line.exc_info is not None
+        assert str(line.exc_info[1]) == "no such file"
+
+
+def test_a_loader_is_braked_before_its_first_item() -> None:
+    """A tenth of a second is enough to start as many items as there are threads."""
+    clock = ManualClock()
+    pipe = intune.from_iterable(range(3)).map(lambda item: item)
+    with build_loader(pipe, LoaderOptions(cpus=2, memory="4GiB"), clock=clock) as loader:
+        assert next(iter(loader)) == 0
+        held_back = loader._engine._most_bytes
+    assert held_back is not None
+    assert 0 < held_back <= 0.87 * 2**32 / 8

@@ -1,0 +1,70 @@
+"""What a memory limit cost, in words and figures."""
+
+from dataclasses import replace
+
+import pytest
+
+from intune._values import Allocation, Snapshot, StageInfo, StageSnapshot
+from intune.control.shortage import Shortage, shortage, together
+from intune.testing import blank_snapshot
+
+GIB = 2**30
+READ, WORK, FETCH = StageInfo("read", "source"), StageInfo("work", "map"), StageInfo("fetch", "map", waits=True)
+
+
+def window(held_back: float, busy: tuple[float, float], wait: float = 1.0, limit: int | None = 2 * GIB) -> Snapshot:
+    blank = blank_snapshot([READ, WORK])
+    stages = [StageSnapshot(READ, None, 1, busy_seconds=busy[0]), StageSnapshot(WORK, None, 1, busy_seconds=busy[1])]
+    return replace(
+        blank,
+        window_seconds=2.0,
+        stages=tuple(stages),
+        consumer=replace(blank.consumer, wait_share=wait),
+        allocation=Allocation({"read": None, "work": None}, slots=8),
+        in_flight_bytes_limit=limit,
+        held_back_share=held_back,
+    )
+
+
+@pytest.mark.parametrize(
+    ("busy", "wait", "gain"),
+    [
+        ((2.0, 6.0), 1.0, 1.0),  # 4 of 8 slots worked
+        ((2.0, 14.0), 1.0, 0.0),
+        ((0.0, 4.0), 1.0, 3.0),
+        ((0.0, 4.0), 0.5, 1.0),  # the trainer takes at most twice as much
+        ((0.0, 4.0), 0.0, 0.0),
+    ],
+)
+def test_more_memory_would_let_all_slots_work_as_far_as_the_trainer_takes_it(
+    busy: tuple[float, float], wait: float, gain: float
+) -> None:
+    found = shortage(window(0.5, busy, wait))
+    assert found == Shortage(1.0, int(gain * 2 * GIB), gain)
+
+
+def test_stages_that_wait_hold_no_slot() -> None:
+    given = window(0.5, (2.0, 6.0))
+    waiting = StageSnapshot(FETCH, None, 1, busy_seconds=20.0)
+    found = shortage(replace(given, stages=(*given.stages, waiting)))
+    assert found is not None
+    assert found.gain == 1.0
+
+
+@pytest.mark.parametrize(
+    "given", [window(0.0, (1.0, 1.0)), window(0.5, (0.0, 0.0)), window(0.5, (1.0, 1.0), limit=None)]
+)
+def test_nothing_is_said_where_nothing_was_held_back_or_measured(given: Snapshot) -> None:
+    assert shortage(given) is None
+
+
+def test_words() -> None:
+    assert Shortage(14.0, int(2.1 * GIB), 0.3).in_words() == (
+        "held back 14.0 s by the memory limit; about 2.1 GiB more would have given about 30% more"
+    )
+    assert Shortage(14.0, GIB, 0.01).in_words() == "held back 14.0 s by the memory limit"
+
+
+def test_windows_together_count_by_their_seconds() -> None:
+    assert together([Shortage(3.0, 4 * GIB, 0.4), Shortage(1.0, 0, 0.0)]) == Shortage(4.0, 3 * GIB, pytest.approx(0.3))
+    assert together([]) == Shortage(0.0, 0, 0.0)
