@@ -31,7 +31,8 @@ def read_parquet(
     Folders called `name=value` are columns, as in Hive: the rows of "clicks/day=3/country=de/part-0.parquet" have
     `day` 3 and `country` "de". A column whose values are whole numbers that fit it is int32, any other a dictionary of
     strings, also one with leading zeros beside fewer digits ("01", "1"), unless `partitioning` declares its type. Names
-    and values are percent-decoded, `__HIVE_DEFAULT_PARTITION__` is null. All of the path counts, the folders above a given one too.
+    and values are percent-decoded, `__HIVE_DEFAULT_PARTITION__` is null. All of the path counts, also the folders above
+    a given one.
 
     Args:
         paths: A path, glob ("clicks/**/*.parquet"), folder or URI ("s3://clicks/2026"), or a list of them; read in the
