@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import intune
 from intune._compose import build_loader
 from intune._values import Event
-from intune.control.brake import Brake, BrakeThread, Reading
+from intune.control.brake import Brake, BrakeThread, Reading, level
 from intune.pipeline.options import LoaderOptions
 from intune.testing import ManualClock
 
@@ -36,8 +36,8 @@ class TestWhatMayBeInFlight:
             (100, 0, 0, 96),  # an eighth of 870 - 100
             (500, 0, 0, 46),
             (500, 400, 500, 96),  # the same rest, though much more is used
-            (869, 0, 0, 0),
-            (880, 0, 0, 0),  # more than is planned with, but nothing is held back: it is only that there is no room
+            (880, 0, 0, 5),  # an eighth of 0.35 of the 120 that are left
+            (1000, 0, 0, 0),
             (900, 900, 900, 108),
             (901, 900, 900, 0),
             (50, 80, 80, 108),  # what is held was not written yet: the rest is not below nothing
@@ -139,7 +139,22 @@ class TestHoldingBack:
         assert [more for _, more in found] == [not each for each in held]
 
     def test_a_limit_below_what_is_needed_without_items_admits_nothing(self) -> None:
-        assert observed((0.0, 1000, 300, 0, 0), (1.0, 340, 300, 0, 0)) == 0
+        assert observed((0.0, 1000, 300, 0, 0), (1.0, 290, 300, 0, 0)) == 0
+
+    @pytest.mark.parametrize(("base", "usable", "relaxed", "hard"), [(0, 870, 850, 900), (800, 870, 850, 900)])
+    def test_the_shares_of_a_limit(self, base: int, usable: int, relaxed: int, hard: int) -> None:
+        assert [round(level(share, 1000, base)) for share in (0.87, 0.85, 0.9)] == [usable, relaxed, hard]
+
+    def test_a_trainer_that_fills_the_memory_leaves_little_but_does_not_hold_the_loader_for_ever(self) -> None:
+        """Without items 900 are used: of the 100 that are left the shares lie at 35, 25 and 50."""
+        assert [round(level(share, 1000, 900)) for share in (0.87, 0.85, 0.9)] == [935, 925, 950]
+        brake = Brake()
+        found = []
+        for step, memory in enumerate([910, 940, 955, 940, 926, 924, 920]):
+            answer = brake.observe(Reading(step * STEP, 1000, memory, memory - 900, memory - 900))
+            found.append((brake.holding, answer.in_flight_bytes > 0))
+        goes_on, held = (False, True), (True, False)
+        assert found == [goes_on, held, held, held, held, goes_on, goes_on]
 
     def test_what_is_allowed_follows_the_limit(self) -> None:
         steady = [(step * STEP, 1000, 600, 500, 500) for step in range(8)]
@@ -170,7 +185,7 @@ class TestWhateverIsRead:
             lately = [each for each in given[: index + 1] if now.seconds - each.seconds <= 10.0]
             rest = min(max(0, each.memory_bytes - each.held_bytes) for each in lately)
             assert brake.rest_bytes == rest
-            assert 0 <= answer <= max(0.0, 0.87 * now.limit_bytes - rest)
+            assert 0 <= answer <= max(0.0, level(0.87, now.limit_bytes, rest) - rest)
 
     @given(readings())
     def test_never_above_one_and_a_half_times_what_was_charged_and_a_first_share(self, given: list[Reading]) -> None:
@@ -186,13 +201,15 @@ class TestWhateverIsRead:
     @example([Reading(0.0, 1000, 500, 0, 0), Reading(1.0, 1000, 849, 0, 0), Reading(2.0, 1000, 855, 0, 0)])
     def test_nothing_past_the_hard_share_until_below_the_relaxed_one(self, given: list[Reading]) -> None:
         brake, holding, before = Brake(), False, given[0]
-        for now in given:
+        for index, now in enumerate(given):
             answer = brake.observe(now)
+            lately = [each for each in given[: index + 1] if now.seconds - each.seconds <= 10.0]
+            rest = min(max(0, each.memory_bytes - each.held_bytes) for each in lately)
             rise = now.memory_bytes - before.memory_bytes if now.seconds - before.seconds <= 10.0 else 0
             most = now.memory_bytes + max(0, rise)
-            if most > 0.9 * now.limit_bytes:
+            if most > level(0.9, now.limit_bytes, rest):
                 holding = True
-            elif now.memory_bytes < 0.85 * now.limit_bytes:
+            elif now.memory_bytes < level(0.85, now.limit_bytes, rest):
                 holding = False
             before = now
             assert brake.holding is holding
@@ -376,11 +393,12 @@ class TestOneStep:
         assert all(later >= 1.02 * before for before, later in zip([870, *applied], applied, strict=False))
 
     def test_nothing_and_something_are_never_nearly_the_same(self, bench: Bench) -> None:
-        bench.step(950)
-        bench.step(950)
-        bench.step(840)
-        bench.step(950)
-        assert bench.work.told == [0, int(30 / (110 / (30 / 8)) * MIB), 0]
+        bench.step(950, 900)
+        bench.step(950, 900)
+        bench.step(840, 640)
+        bench.step(950, 900)
+        allowed = (870 - 50) / 8 * MIB  # half a second ago nothing was in flight
+        assert bench.work.told == [0, pytest.approx(allowed, abs=2), 0]
 
     def test_it_tells_once_that_it_holds_back_and_once_that_it_does_so_no_more(self, bench: Bench) -> None:
         for memory in (700, 880, 930, 930, 890, 840, 830, 830):
@@ -398,12 +416,12 @@ class TestOneStep:
         assert bench.released == 1
 
     def test_it_brakes_no_more_when_nothing_can_be_read(self, bench: Bench) -> None:
-        bench.step(950)
+        bench.step(950, 900)
         bench.found = None
         bench.thread.step()
         bench.thread.step()
         assert bench.work.told == [0, None]
-        bench.step(950)
+        bench.step(950, 900)
         assert bench.work.told == [0, None, 0]
 
     def test_where_nothing_can_be_read_from_the_start_nothing_is_applied(self, bench: Bench) -> None:

@@ -14,6 +14,9 @@ allocate while they run, copies, and what allocators keep. So items may hold
 and no more than 1.5 times what was charged at any time until half a second ago, and an eighth of the room: so that what
 comes of more in flight shows before still more is. Past 0.9 of the limit, or where the next tenth of a second would
 bring it there, nothing goes on but what order waits for, until memory has fallen below 0.85.
+
+Where more than 0.8 of the limit is used without items, these shares are laid into what is left above that, as they lie
+between 0.8 and 1: a trainer that fills the memory leaves the loader little, but does not hold it for ever.
 """
 
 import logging
@@ -34,6 +37,9 @@ USABLE = 0.87
 
 HARD, RELAXED = 0.9, 0.85
 """Shares of the limit at which nothing is admitted any more, and below which it is again."""
+
+CROWDED = 0.8
+"""Share of the limit that may be used without items before the other shares are laid into what is left."""
 
 REMEMBERED_SECONDS = 10.0
 LAG_SECONDS = 1.0
@@ -126,17 +132,17 @@ class Brake:
         self._moments.append(_Moment(now.seconds, rest, now.memory_bytes, now.charged_bytes, charged))
         while now.seconds - self._moments[0].seconds > REMEMBERED_SECONDS:
             self._moments.popleft()
+        base = min(moment.rest for moment in self._moments)
         rise = now.memory_bytes - self._moments[-2].memory if len(self._moments) > 1 else 0
-        if now.memory_bytes + max(0, rise) > HARD * now.limit_bytes:
+        if now.memory_bytes + max(0, rise) > level(HARD, now.limit_bytes, base):
             self._holding = True
-        elif now.memory_bytes < RELAXED * now.limit_bytes:
+        elif now.memory_bytes < level(RELAXED, now.limit_bytes, base):
             self._holding = False
         release = self._wants_release(now)
-        return Braking(0 if self._holding else self._in_flight(now), release)
+        return Braking(0 if self._holding else self._in_flight(now, base), release)
 
-    def _in_flight(self, now: Reading) -> int:
-        base = min(moment.rest for moment in self._moments)
-        room = USABLE * now.limit_bytes - base
+    def _in_flight(self, now: Reading, base: int) -> int:
+        room = level(USABLE, now.limit_bytes, base) - base
         if room <= 0:
             return 0
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
@@ -157,6 +163,12 @@ class Brake:
             return False
         self._released_at, self._before_release = now.seconds, now.memory_bytes
         return True
+
+
+def level(share: float, limit: int, base: int) -> float:
+    """Bytes at which a share of a limit lies, where `base` bytes are used without items."""
+    crowded = base + (share - CROWDED) / (1 - CROWDED) * (limit - base)
+    return max(share * limit, crowded) if base < limit else share * limit
 
 
 class Brakable(Protocol):
