@@ -385,7 +385,7 @@ def test_a_resumed_run_refuses_other_data_in_the_words_of_the_command(tmp_path: 
         ),
         (("logs", "--memory", "lots"), "--memory: 'lots' is not a size in bytes"),
         (("logs", "--memory", "150%"), "--memory: '150%' is not a share: it must be above 0 and at most all"),
-        (("logs", "--memory", "1MiB"), "--memory 1MiB is 1.0 MiB, but this process and its children use"),
+        (("logs", "--memory", "1MiB"), "--memory 1MiB is 1 MiB, but this process and its children use"),
         (("logs", "--cpus", "0"), "--cpus must be an int >= 1, got 0"),
         (("logs", "--run-dir", "logs"), "the run folder logs is there already"),
         (("logs", "--format", "tsv"), "expected 40 tab-separated fields"),

@@ -55,7 +55,7 @@ def test_a_batch_with_a_missing_number_is_an_error_and_those_before_are_exact(tm
     pq.write_table(pa.table({"a": rows}), tmp_path / "rows.parquet", row_group_size=2)
     got = []
     with intune.read_parquet(tmp_path).batch(3).to_torch().loader(cpus=2) as loader:
-        with pytest.raises(ValueError, match="column 'a' has 1 missing values, the first in row 1 of the batch"):
+        with pytest.raises(ValueError, match="column 'a' has 1 missing value, the first in row 1 of the batch"):
             got.extend(loader)
         iterator = iter(loader)
         first = next(iterator)["a"]
@@ -87,7 +87,7 @@ def test_not_a_number_is_a_value_and_missing_is_not(tmp_path: Path) -> None:
         assert batch["a"].isnan().tolist() == [False, True]
     with (
         intune.read_parquet(tmp_path, columns=["b"]).batch(2).to_torch().loader(cpus=1) as loader,
-        pytest.raises(ValueError, match="column 'b' has 1 missing values, the first in row 1"),
+        pytest.raises(ValueError, match="column 'b' has 1 missing value, the first in row 1"),
     ):
         list(loader)
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from intune._clock import Clock
-from intune._machine.memory import MemoryLimit, MemoryMeter, memory_limits, used_of_limit
+from intune._machine.memory import MemoryLimit, MemoryMeter, level_limit, memory_limits, used_of_limit
 from intune._machine.system import System
 
 _LIMITS_SECONDS = 1.0
-"""How old the list of limits may be: they change seldom, and finding them costs more than reading what is used."""
+"""How old the list of what sets limits may be: finding it costs more than reading limits and what is used."""
 
 _PLANNED = 0.9
 """Share of a limit up to which it is planned with, for comparing limits of different size."""
@@ -60,7 +60,14 @@ class Headroom:
         now = self._clock.wall()
         if self._read_at is None or now - self._read_at >= _LIMITS_SECONDS:
             self._limits, self._read_at = memory_limits(self._system), now
-        return self._limits
+            return self._limits
+        return [self._now(limit) for limit in self._limits]
+
+    @staticmethod
+    def _now(limit: MemoryLimit) -> MemoryLimit:
+        """A control group's limit as it is now: what lowers it does not wait for us."""
+        now = level_limit(limit.level) if limit.level is not None else None
+        return limit if now is None or now.read_from != limit.read_from else now
 
     def _use(self, limit: MemoryLimit) -> MemoryUse | None:
         used = used_of_limit(self._system, limit)

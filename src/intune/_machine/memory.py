@@ -73,7 +73,7 @@ def memory_limit(system: System) -> MemoryLimit:
 
 def memory_limits(system: System) -> list[MemoryLimit]:
     """Every limit that binds this process: of its control groups at each level, RLIMIT_AS, the machine's memory."""
-    limits = [limit for limit in map(_level_limit, levels(system, "memory")) if limit is not None]
+    limits = [limit for limit in map(level_limit, levels(system, "memory")) if limit is not None]
     limits += _hidden_limit(system, limits)
     address_space = system.soft_limit(resource.RLIMIT_AS)
     if address_space is not None:
@@ -109,7 +109,8 @@ def swap_bytes(system: System) -> tuple[int | None, int | None]:
     return _meminfo_bytes(system, "SwapTotal"), _meminfo_bytes(system, "SwapFree")
 
 
-def _level_limit(level: Level) -> MemoryLimit | None:
+def level_limit(level: Level) -> MemoryLimit | None:
+    """The limit that a control group sets itself; None = none."""
     names = ("memory.max", "memory.high") if level.version == 2 else ("memory.limit_in_bytes",)
     found = []
     for name in names:
