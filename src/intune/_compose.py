@@ -88,7 +88,7 @@ class LoaderControl:
         return explain(self._workload.measured)
 
     def owns(self, thread: threading.Thread) -> bool:
-        """Whether a thread is the controller's or the probe's."""
+        """Whether a thread is the controller's, the brake's or the probe's."""
         return thread.name.startswith("intune-control") or thread.name.startswith("intune-lock-probe")
 
 

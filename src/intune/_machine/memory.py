@@ -1,10 +1,10 @@
 """The tightest memory limit on this process, and what is used of it.
 
 Used is what cannot be dropped: anonymous and shared pages. Where a control group sets the limit, its own count
-of them is taken, as that is what the kernel will compare. Elsewhere it is the proportional size (PSS) of the
-process tree's. PSS costs the kernel some 13 ms for each GiB of small pages, so it is taken as seldom as keeps its cost
-at 0.5 % of a core; in between, the last one is moved by the growth of resident anonymous and shared memory,
-which costs microseconds.
+of them is taken, as that is what the kernel will compare. Elsewhere it is the proportional size (PSS) of those
+of the process tree. PSS costs the kernel some 13 ms for each GiB of small pages, so it is taken as seldom as keeps its
+cost at 0.5 % of a core; in between, the last one is moved by the growth of resident anonymous and shared memory, which
+costs microseconds.
 """
 
 import os
