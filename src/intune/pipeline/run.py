@@ -168,11 +168,6 @@ class EpochRun:
         return None
 
     @property
-    def drained(self) -> bool:
-        """Whether its source has given everything and nothing is left to do but for the consumer."""
-        return self.delivery.ended
-
-    @property
     def source_done(self) -> bool:
         """Whether its source has given everything."""
         first = self.segments[0]
