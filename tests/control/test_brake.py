@@ -1,5 +1,6 @@
 """The brake: what items in flight may hold by what is measured; and the thread that asks for it."""
 
+import itertools
 import logging
 import re
 import threading
@@ -414,6 +415,17 @@ class TestOneStep:
         assert bench.released == 0
         bench.step(701)
         assert bench.released == 1
+
+    def test_short_epochs_give_memory_back_now_and_then_only(self, bench: Bench) -> None:
+        """Giving back at each end of an epoch of a second would have the next one fault all of it in again."""
+        seconds = []
+        for tenth in range(400):
+            bench.work.epochs_ended = tenth // 10
+            before = bench.released
+            bench.step(100)
+            seconds += [bench.clock.wall()] * (bench.released - before)
+        assert len(seconds) == 3
+        assert all(later - earlier >= 10 - 1e-6 for earlier, later in itertools.pairwise([0.0, *seconds]))
 
     def test_it_brakes_no_more_when_nothing_can_be_read(self, bench: Bench) -> None:
         bench.step(950, 900)

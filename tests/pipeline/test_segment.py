@@ -57,9 +57,9 @@ class TestSegment:
         segment.arrived(items[0])
         assert segment.opens_order()
 
-    @pytest.mark.parametrize(("prefetch", "most"), [(None, 3), (5, 5), (1, 1)])
+    @pytest.mark.parametrize(("prefetch", "most"), [(None, 4), (5, 5), (1, 1)])
     def test_there_is_room_until_as_many_batches_wait_as_were_chosen(self, prefetch: int | None, most: int) -> None:
-        setting = context(max_ahead=3, prefetch=prefetch)
+        setting = context(max_ahead=3, at_once=4, prefetch=prefetch)
         delivery = Delivery(setting, 0, lambda: None)
         segment = Segment(setting, 1, 0, delivery, set())
         for root in range(most):
@@ -397,7 +397,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert not any(hand.forced and not hand.read for hand in self.live.values())
         if ledger.budget is not None and not segment.forecast.known:
             assert segment.live == 0
-        assert len(self.delivery.ready) < (self.context.prefetch or self.context.max_ahead)
+        assert len(self.delivery.ready) < (self.context.prefetch or self.context.at_once)
         path, bound = (draw.root, draw.given), draw.unit.bound
         item = segment.begin(path, draw.root, segment.forecast, bound, lambda: f"unit {draw.root}")
         made = draw.unit.gives[draw.drawn] if draw.drawn < len(draw.unit.gives) else None

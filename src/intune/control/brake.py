@@ -53,6 +53,9 @@ RELEASE_SECONDS, RELEASE_SECONDS_MOST = 0.5, 30.0
 WORTH_SHARE = 0.02
 """A release that gave back less of the limit than this was not worth it, and the next one waits twice as long."""
 
+EPOCH_RELEASE_SECONDS = 10.0
+"""Epochs that end sooner after the last release give nothing back: the next one would only fault it all in again."""
+
 LEAST_CHANGE = 0.02
 """Changes of less than this share are not applied."""
 
@@ -213,14 +216,16 @@ class BrakeThread:
         self._applied: int | None = None
         self._held_since: float | None = None
         self._epochs_ended = workload.epochs_ended
+        self._released_at = clock.wall()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def step(self) -> None:
         """One reading and what follows from it, in the calling thread."""
-        ended, self._epochs_ended = self._epochs_ended, self._workload.epochs_ended
-        if ended != self._epochs_ended:
-            self._release()
+        now = self._clock.wall()
+        if self._epochs_ended != self._workload.epochs_ended and now - self._released_at >= EPOCH_RELEASE_SECONDS:
+            self._epochs_ended = self._workload.epochs_ended
+            self._give_back(now)
         found = self._read()
         if found is None:
             self.brake.forget()
@@ -229,11 +234,10 @@ class BrakeThread:
         limit, memory = found
         held, charged = self._workload.in_flight()
         before = self.brake.holding
-        now = self._clock.wall()
         braking = self.brake.observe(Reading(now, limit, memory, held, charged))
         self._apply(braking.in_flight_bytes)
         if braking.release:
-            self._release()
+            self._give_back(now)
         if self.brake.holding != before:
             self._say(now, limit, memory, held)
 
@@ -276,6 +280,10 @@ class BrakeThread:
             return
         self._applied = most
         self._workload.hold_back(most)
+
+    def _give_back(self, now: float) -> None:
+        self._released_at = now
+        self._release()
 
     def _say(self, now: float, limit: int, memory: int, held: int) -> None:
         used = f"{size(memory)} of {size(limit)} are used, {size(held)} of that by items in flight"

@@ -261,7 +261,7 @@ class Pipeline:
             on_error: "skip" leaves out what a function or the reader fails on, counts and names it.
             journal: Path of the file that each decision is written to; None = memory only.
             max_ahead: The most items past the lowest unfinished one; None = slots + max(4, slots // 2).
-            prefetch: Batches that may wait for the consumer; None = `max_ahead`.
+            prefetch: Batches that may wait for the consumer; None = as many as may be worked on at once.
 
         Raises:
             PipelineError: If options contradict each other or the chain, or the journal cannot be written.

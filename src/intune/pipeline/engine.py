@@ -39,7 +39,7 @@ class EngineOptions:
         share: Seed and rank.
         ordered: Whether order is restored.
         skip: Whether failures are left out.
-        prefetch: Batches that may wait for the consumer; None = `max_ahead`.
+        prefetch: Batches that may wait for the consumer; None = as many as may be worked on at once.
         max_ahead: The most items past the lowest unfinished one; None = from the slots.
         epochs: Number of epochs that will be asked for; None = unknown.
     """
@@ -444,6 +444,7 @@ class Engine:
         most = max([slots, *(stage.cap for stage in self.live if stage.info.waits)])
         self.scheduler.slotless = waiting > 0
         self.scheduler.spare = slots + sum(stage.cap for stage in self.live if stage.info.waits)
+        self.context.at_once = max(2, most)
         self.context.max_ahead = ahead if ahead is not None else most + max(4, most // 2)
 
     def resize_pools(self) -> None:

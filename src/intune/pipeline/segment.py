@@ -32,8 +32,9 @@ class Context:
         clock: Time.
         ledger: Bytes in flight.
         ordered: Whether order is restored.
-        prefetch: Batches that may wait for the consumer; None = `max_ahead`.
+        prefetch: Batches that may wait for the consumer; None = `at_once`.
         max_ahead: The most items past the lowest unfinished one.
+        at_once: Items that may be worked on at once: as many as there are slots, or as a waiting stage may; at least 2.
         skip: Whether failures are left out.
         exact_rows: A map must keep the number of rows: lengths were promised.
         busy: Tasks being run.
@@ -51,6 +52,7 @@ class Context:
     ordered: bool = True
     prefetch: int | None = None
     max_ahead: int = 6
+    at_once: int = 2
     skip: bool = False
     exact_rows: bool = False
     busy: int = 0
@@ -148,13 +150,14 @@ class Segment:
     def has_room(self) -> bool:
         """Whether the consumer, if it stands at the end, has few enough batches waiting for one more to begin.
 
-        Unless the user said how many that are, as many may wait as may be in hand, if there is memory: a consumer that
-        pauses finds them when it goes on. If only few could, all would begin at once when these are taken, in bursts.
+        Unless the user said how many that are, as many may wait as may be worked on at once, if there is memory: a
+        consumer that pauses finds them when it goes on. If only few could, all would begin at once when these are
+        taken, in bursts; of more than that the caches would hold none.
         """
         if not isinstance(self.end, Delivery):
             return True
         most = self.context.prefetch
-        return len(self.end.ready) < (self.context.max_ahead if most is None else most)
+        return len(self.end.ready) < (self.context.at_once if most is None else most)
 
     def few_ready(self) -> bool:
         """Whether so few batches wait for the consumer that one more may be put on its device."""
