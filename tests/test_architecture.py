@@ -33,11 +33,12 @@ MAY_IMPORT = {
     "_read": BASE | {"pipeline", "sources"},
     "_compose": BASE | {"_machine", "metrics", "pipeline", "tuners", "control"},
     "__init__": CORE,
+    "sim": BASE | {"_machine", "metrics", "pipeline", "tuners", "control"},
     "testing": CORE | ROOT,
     "adapters": CORE | ROOT,
     "recsys": CORE | ROOT,
     "report": VALUES | {"control"},
-    "cli": CORE | ROOT | {"adapters", "recsys", "report", "testing"},
+    "cli": CORE | ROOT | {"adapters", "recsys", "report", "sim", "testing"},
 }
 """By part of the library (a module or a folder at its top), the other parts that it may import.
 

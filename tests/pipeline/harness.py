@@ -126,7 +126,7 @@ class Stepped:
     def step(self) -> bool:
         """Pick one more task, or finish one in hand; False if neither is possible. The lock is held."""
         if not self.in_hand or self.rng.random() < 0.6:
-            task = self.engine.scheduler._take()
+            task = self.engine.scheduler.take()
             if task is not None:
                 self.in_hand.append(task)
                 self.most_in_hand = max(self.most_in_hand, len(self.in_hand))

@@ -80,7 +80,7 @@ class EmulatedLoader:
     def _begin_all(self) -> None:
         scheduler = self._engine.scheduler
         with scheduler.lock:
-            while (task := scheduler._take()) is not None:
+            while (task := scheduler.take()) is not None:
                 scheduler.lock.release()
                 try:
                     task.run()

@@ -148,6 +148,7 @@ class DrawNode(Node):
             work,
             lambda result: self._finish(drawing, item, *result),
             lambda error: self._fail(drawing, item, error),
+            drawing.children,
         )
 
     def _finish(self, drawing: Drawing, item: Item, child: Child, wall: float, cpu: float) -> None:

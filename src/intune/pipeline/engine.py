@@ -18,7 +18,7 @@ from intune.pipeline.checks import check_allocation
 from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial
 from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, Share
-from intune.pipeline.scheduler import Bell, Scheduler
+from intune.pipeline.scheduler import Bell
 from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource
 from intune.pipeline.stage import LiveStage, Pool, RemoteCall, planned
@@ -88,7 +88,7 @@ class Engine:
         make_pool: MakePool,
     ) -> None:
         self.pipeline, self.options, self.context = pipeline, options, context
-        self.scheduler = Scheduler(f"intune-{pipeline.source.kind}", budget.cpus, budget.max_threads)
+        self.scheduler = context.make_scheduler(f"intune-{pipeline.source.kind}", budget.cpus, budget.max_threads)
         self.scheduler.pick = self._pick
         self.scheduler.observe = self._observe
         self.runs: list[EpochRun] = []
@@ -254,7 +254,7 @@ class Engine:
             try:
                 self._giving_to = threading.get_ident()
                 with self.scheduler.lock:
-                    if not self._nothing_for(run):  # unless another thread was faster
+                    if not self.nothing_for(run):  # unless another thread was faster
                         return self._give(run)
             finally:
                 self._giving_to = None
@@ -274,10 +274,11 @@ class Engine:
     def _await(self, run: EpochRun) -> None:
         """Wait, without the lock, until there is something for the consumer; an interrupt leaves nothing behind."""
         self.consumer.enter(self._clock.wall())
-        while self._nothing_for(run):
+        while self.nothing_for(run):
             self._arrived.wait()
 
-    def _nothing_for(self, run: EpochRun) -> bool:
+    def nothing_for(self, run: EpochRun) -> bool:
+        """Whether `next_item` would have to wait."""
         return not run.delivery.ready and not run.delivery.ended and run.error is None and not self._closed
 
     def _give(self, run: EpochRun) -> Item | None:

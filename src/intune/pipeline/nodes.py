@@ -20,11 +20,12 @@ from intune.pipeline.stage import LiveStage
 
 
 class Work(NamedTuple):
-    """What a node wants done."""
+    """What a node wants done: the work, what books its result or its failure, and items drawn of its parent before."""
 
     work: Callable[[], Any]
     finish: Callable[[Any], None]
     broke: Callable[[BaseException], None]
+    drawn: int = 0
 
 
 class Next(Protocol):

@@ -12,7 +12,6 @@ from intune._words import size
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline, Stage
 from intune.pipeline.drawing import FlatMapNode, OrderNode, UnitNode
-from intune.pipeline.gather import Gather
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge
 from intune.pipeline.nodes import CallNode, GatherNode, Node, Work
@@ -268,7 +267,9 @@ class EpochRun:
         nodes: list[Node] = []
         if level:
             stage = self._pipeline.stages[place]
-            gather = Gather(stage.flow, _emit_rows(self._pipeline, place), stage.kind == "batch", stage.function)
+            gather = self.context.make_gather(
+                stage.flow, _emit_rows(self._pipeline, place), stage.kind == "batch", stage.function
+            )
             before = self.sequences[level - 1]
             if self._is_drawn(place):
                 passed = _up_to_flat_map(live[place + 2 : place + 2 + len(group)])
@@ -354,21 +355,28 @@ class EpochRun:
 class RunTask:
     """A task of a run, for the scheduler."""
 
-    __slots__ = ("_error", "_measured", "_on_waits", "_result", "_run", "_stage", "_work", "holds_slot")
+    __slots__ = ("_counts", "_error", "_measured", "_on_waits", "_result", "_run", "_work", "holds_slot", "stage")
 
     def __init__(
         self, run: EpochRun, stage: LiveStage, work: Work, on_waits: Callable[[LiveStage, bool], None] | None
     ) -> None:
         self.holds_slot = stage.holds_slot
-        self._run, self._stage, self._work, self._on_waits = run, stage, work, on_waits
+        self.stage = stage
+        self._run, self._work, self._on_waits = run, work, on_waits
         self._result: Any = None
         self._error: BaseException | None = None
         self._measured: tuple[float, float, float | None] | None = None
+        self._counts = stage.trial is not None and stage.trial.counts
+
+    @property
+    def drawn(self) -> int:
+        """Items that were drawn from the same parent before, for one-to-many stages."""
+        return self._work.drawn
 
     def run(self) -> None:
         """Do the work; called without the lock."""
         try:
-            if self._on_waits is not None or self._stage.counters.wants_queue():
+            if self._on_waits is not None or self.stage.counters.wants_queue():
                 self._measure()
             else:
                 self._result = self._work.work()
@@ -377,7 +385,7 @@ class RunTask:
 
     def done(self) -> None:
         """Book the result; called with the lock."""
-        run, stage = self._run, self._stage
+        run, stage = self._run, self.stage
         run.context.busy -= 1
         run.running -= 1
         stage.running -= 1
@@ -388,7 +396,7 @@ class RunTask:
                 run.context.on_trial = None
                 waits = None
                 if stage.trial is not None and self._error is None:
-                    waits = stage.trial.add(wall, cpu, queued or 0.0)
+                    waits = stage.trial.add(wall, cpu, queued or 0.0, self._counts)
                 if waits is not None:
                     self._on_waits(stage, waits)
         if run.cancelled:

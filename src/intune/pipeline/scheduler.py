@@ -114,7 +114,7 @@ class Scheduler:
     def dispatch(self) -> None:
         """Give work to idle or new threads while there is some; the lock is held."""
         while self._idle or len(self._workers) < self.max_threads:
-            task = self._take()
+            task = self.take()
             if task is None:
                 return
             self._hand(task)
@@ -128,6 +128,24 @@ class Scheduler:
             return
         if self._idle or len(self._workers) < self.max_threads:
             self._hand(None)
+
+    def take(self) -> Task | None:
+        """The next task, if one may begin; its slot is taken. The lock is held."""
+        if self._closed:
+            return None
+        task = self.pick(self.used < self.slots)
+        if task is not None and task.holds_slot:
+            self.used += 1
+            if self.used > self.peak_used:
+                self.peak_used = self.used
+        return task
+
+    def book(self, task: Task) -> None:
+        """A task that was taken has run: free its slot and book its result. The lock is held."""
+        self.observe()
+        if task.holds_slot:
+            self.used -= 1
+        task.done()
 
     def owns(self, thread: threading.Thread) -> bool:
         """Whether a thread is one of its workers."""
@@ -150,16 +168,6 @@ class Scheduler:
                 thread.join(max(0.0, until - time.monotonic()))
         return [thread.name for thread in threads if thread.is_alive() and thread is not threading.current_thread()]
 
-    def _take(self) -> Task | None:
-        if self._closed:
-            return None
-        task = self.pick(self.used < self.slots)
-        if task is not None and task.holds_slot:
-            self.used += 1
-            if self.used > self.peak_used:
-                self.peak_used = self.used
-        return task
-
     def _hand(self, task: Task | None) -> None:
         if self._idle:
             worker = self._idle.pop()  # the one that was idle for the shortest time
@@ -180,11 +188,8 @@ class Scheduler:
                 task.run()
             with self.lock:
                 if task is not None:
-                    self.observe()
-                    if task.holds_slot:
-                        self.used -= 1
-                    task.done()
-                task = self._take()
+                    self.book(task)
+                task = self.take()
                 if task is None:
                     if self._closed or len(self._idle) >= self.spare:
                         self._workers.discard(worker)

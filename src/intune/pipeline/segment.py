@@ -11,8 +11,10 @@ from typing import Any, Protocol
 from intune._clock import Clock
 from intune.pipeline.calls import Failure
 from intune.pipeline.executors import Probe
+from intune.pipeline.gather import Gather
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge, Forecast, Ledger
+from intune.pipeline.scheduler import Scheduler
 from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
 from intune.pipeline.stage import LiveStage
 
@@ -45,6 +47,8 @@ class Context:
         on_executor_trial: Called with a stage whose executor is open, its item's wall and CPU seconds and bytes.
         make_probe: Makes what measures waits for the interpreter lock, given the seconds between its samples.
         run_queue: Seconds that the calling thread was runnable without a CPU; None where unknown.
+        make_scheduler: Makes what runs tasks, given a name for threads, slots and the most threads.
+        make_gather: Makes what carries out the orders of a shuffle or batch.
     """
 
     clock: Clock
@@ -63,6 +67,8 @@ class Context:
     on_executor_trial: Callable[[LiveStage, float, float, int], None] = lambda stage, wall, cpu, size: None
     make_probe: Callable[[float], Probe] = _no_probe
     run_queue: Callable[[], float | None] = lambda: None
+    make_scheduler: Callable[[str, int, int], Scheduler] = Scheduler
+    make_gather: Callable[..., Gather] = Gather
 
     @property
     def alone(self) -> bool:

@@ -131,7 +131,8 @@ class Trial:
     A stage waits if *each* item measured spent more than `SHARE` of its wall time neither computing nor ready
     to compute. One item that computed settles that it does not: what disturbs a measurement (a busy
     machine, another holder of the interpreter lock) makes an item look as if it waited, never the opposite.
-    So items are measured among others until one looks as if it waited; from then on they run alone.
+    So items are measured among others until one looks as if it waited; from then on they run alone. Those that were
+    under way by then still run beside others, perhaps for the same lock: they count only if they computed.
     """
 
     ITEMS, SECONDS, SHARE, LIFTED_SHARE = 4, 0.2, 0.7, 0.95
@@ -150,8 +151,13 @@ class Trial:
         """Whether the next item is to be measured with nothing else under way."""
         return self.suspected and not self.lifted
 
-    def add(self, wall: float, cpu: float, queued: float) -> bool | None:
-        """One more item: wall seconds, and the seconds of CPU and of the run queue in them.
+    @property
+    def counts(self) -> bool:
+        """Whether an item that begins now may show that the stage waits."""
+        return self.suspected
+
+    def add(self, wall: float, cpu: float, queued: float, counts: bool = True) -> bool | None:
+        """One more item: wall seconds, the seconds of CPU and of the run queue in them, what `counts` was at its begin.
 
         Time in the run queue says nothing about the stage and is left out of account.
 
@@ -168,6 +174,8 @@ class Trial:
             return False
         if not self.suspected:
             self.suspected = True
+            return None
+        if not counts:
             return None
         self.wall += wall
         return True if self.items >= self.ITEMS or self.wall >= self.SECONDS else None

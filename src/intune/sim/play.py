@@ -1,0 +1,106 @@
+"""One tuner steers one scenario: what a controller does each second with a real loader, in simulated time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from intune._values import Tuner
+from intune.control import Controller, Guard, Journal
+from intune.sim.discrete import OutOfMemory, Simulation
+from intune.sim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What happened between two decisions.
+
+    Attributes:
+        seconds: When it ended.
+        rows: Rows that the trainer took in it.
+        steps: Steps that the trainer finished in it.
+        cpu_seconds: CPU seconds used in it, the trainer's included.
+        processes: Worker processes alive at its end.
+        memory_bytes: Memory at its end.
+        concurrency: By stage, what was in force; None = open.
+        slots: CPU slots that were in force.
+    """
+
+    seconds: float
+    rows: int
+    steps: int
+    cpu_seconds: float
+    processes: int
+    memory_bytes: float
+    concurrency: Mapping[str, int | None]
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A run.
+
+    Attributes:
+        intervals: One for each decision but the last.
+        peak_bytes: The most memory that was held at any moment.
+        died: What the memory was when the limit was passed; None = it never was.
+        lines: The journal.
+    """
+
+    intervals: tuple[Interval, ...]
+    peak_bytes: float
+    died: str | None
+    lines: tuple[Mapping[str, object], ...]
+
+    def rows_per_second(self, first: int = 0, last: int | None = None) -> float:
+        """Rows a second over the intervals from `first` up to `last`, that one left out; 0 after a death.
+
+        Args:
+            first: Number of the first interval.
+            last: Number of the one after the last; None = to the end.
+        """
+        chosen = self.intervals[first:last]
+        if self.died is not None or not chosen:
+            return 0.0
+        before = self.intervals[first - 1].seconds if first else 0.0
+        return sum(each.rows for each in chosen) / (chosen[-1].seconds - before)
+
+
+def play(scenario: Scenario, tuner: Tuner, decisions: int = 60, *, interval_seconds: float = 1.0) -> Trace:
+    """Let a tuner steer a scenario.
+
+    Args:
+        scenario: What is run.
+        tuner: What decides; it is used as it is, so give a new one for each run.
+        decisions: Decisions after the first, which it takes before anything runs.
+        interval_seconds: Simulated seconds between two of them.
+    """
+    simulation = Simulation(scenario)
+    journal = Journal(None, clock=simulation.clock)
+    controller = Controller(
+        simulation, tuner, budget=simulation.budget, guard=Guard(), journal=journal, clock=simulation.clock
+    )
+    intervals: list[Interval] = []
+    rows = steps = 0
+    used, died = 0.0, None
+    try:
+        for _ in range(decisions):
+            applied = controller.step()
+            simulation.advance(interval_seconds)
+            intervals.append(
+                Interval(
+                    simulation.now,
+                    simulation.rows - rows,
+                    simulation.steps - steps,
+                    simulation.cpu_seconds - used,
+                    simulation.processes,
+                    simulation.memory_bytes,
+                    dict(applied.concurrency),
+                    applied.slots,
+                )
+            )
+            rows, steps, used = simulation.rows, simulation.steps, simulation.cpu_seconds
+        controller.step()
+    except OutOfMemory as error:
+        died = str(error)
+    finally:
+        simulation.close()
+    return Trace(tuple(intervals), simulation.peak_bytes, died, tuple(journal.lines()))

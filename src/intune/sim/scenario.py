@@ -1,0 +1,194 @@
+"""What is simulated: stages, the machine that they share, the trainer, and what changes meanwhile. Values only.
+
+Nothing here says how much stages disturb each other: that follows from what they share. Seconds are those of one item
+on an idle machine, bytes are bytes, rates are a second.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["source", "map", "flat_map", "shuffle", "batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimStage:
+    """One stage: what one of its items costs and gives.
+
+    An item goes through its parts one after another, in the order in which they stand here.
+
+    Attributes:
+        name: Unique in its scenario.
+        kind: What it is; the first stage is the only source.
+        executor: Where it runs.
+        wait_seconds: Asleep: an answer is waited for.
+        disk_bytes: Read from the disk that all share.
+        network_bytes: Fetched over the network that all share.
+        serial_seconds: Computing in a section that only one item of the stage may be in.
+        lock_seconds: Computing while holding the interpreter lock; each process has its own.
+        cpu_seconds: Computing without it.
+        moved_bytes: Memory traffic while computing without the lock, out of the bandwidth that all share.
+        contention: Sigma of the Universal Scalability Law: with n items at once each computes
+            1 + contention (n - 1) + coherency n (n - 1) times as long.
+        coherency: Kappa of the same law: above 0 the rate falls again with many items at once.
+        spread: Standard deviation of the logarithm of an item's cost.
+        tail_share: Share of items that cost `tail_factor` times as much; the mean stays what it is.
+        tail_factor: How much dearer those are.
+        rows: Rows of an item of a source, of a batch, or of a window of a shuffle; no meaning elsewhere.
+        children: Items that a flat_map makes of one.
+        kept: Share of the rows of an item that come out, for maps; above 1 it makes rows.
+        row_bytes: Bytes of a row that comes out.
+        bytes_spread: Standard deviation of the logarithm of an item's bytes a row.
+        scratch_bytes: What is needed beside input and output while an item is worked on.
+        max_concurrency: The most items at once; None = no limit of its own.
+        waits: Whether it is said to wait and so holds no slot; None = to be found out.
+        start_seconds: How long a process takes to start, asleep.
+        start_cpu_seconds: And computing, after that.
+        resident_bytes: Memory of a process.
+    """
+
+    name: str
+    kind: Kind = "map"
+    executor: Literal["thread", "process"] = "thread"
+    wait_seconds: float = 0.0
+    disk_bytes: float = 0.0
+    network_bytes: float = 0.0
+    serial_seconds: float = 0.0
+    lock_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    moved_bytes: float = 0.0
+    contention: float = 0.0
+    coherency: float = 0.0
+    spread: float = 0.0
+    tail_share: float = 0.0
+    tail_factor: float = 1.0
+    rows: int = 1
+    children: int = 1
+    kept: float = 1.0
+    row_bytes: float = 1000.0
+    bytes_spread: float = 0.0
+    scratch_bytes: float = 0.0
+    max_concurrency: int | None = None
+    waits: bool | None = None
+    start_seconds: float = 0.3
+    start_cpu_seconds: float = 0.2
+    resident_bytes: float = 80e6
+
+
+@dataclass(frozen=True, slots=True)
+class SimMachine:
+    """What stages share.
+
+    Attributes:
+        cpus: CPUs, also the slots that a budget has.
+        disk_bytes_per_second: What all reads together get.
+        disk_stream_bytes_per_second: The most that one of them gets.
+        disk_seconds: Latency of one read.
+        network_bytes_per_second: What all fetches together get.
+        network_stream_bytes_per_second: The most that one of them gets.
+        network_seconds: Latency of one fetch.
+        memory_bytes_per_second: Memory bandwidth.
+        memory_bytes: The memory limit; None = none.
+        baseline_bytes: What the trainer and the interpreter use.
+        kept_share: Share of what items gave back that allocators keep, until it is used again or is given back.
+        max_threads: The most threads of the loader.
+        max_processes: The most worker processes.
+        unmeasured: Fields of a snapshot's machine, and "run_queue_seconds", that cannot be measured here.
+    """
+
+    cpus: int = 8
+    disk_bytes_per_second: float = 2e9
+    disk_stream_bytes_per_second: float = 1e9
+    disk_seconds: float = 0.0
+    network_bytes_per_second: float = 1e9
+    network_stream_bytes_per_second: float = 1e8
+    network_seconds: float = 0.0
+    memory_bytes_per_second: float = 100e9
+    memory_bytes: float | None = None
+    baseline_bytes: float = 500e6
+    kept_share: float = 0.2
+    max_threads: int = 64
+    max_processes: int = 64
+    unmeasured: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SimTrainer:
+    """The training loop: takes a batch, computes on the machine's CPUs, then waits for its device.
+
+    Attributes:
+        device_seconds: A step on the device, which disturbs nobody.
+        cpu_seconds: A step's computing in each of its threads, on the CPUs that the loader uses too.
+        threads: How many threads that are.
+        lock_seconds: A step's computing while it holds the interpreter lock.
+        pause_every: Steps after which it pauses (evaluation, a checkpoint); 0 = never.
+        pause_seconds: For how long.
+        growth_bytes: Memory that it takes in its first steps.
+        growth_steps: How many steps that takes.
+    """
+
+    device_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    threads: int = 1
+    lock_seconds: float = 0.0
+    pause_every: int = 0
+    pause_seconds: float = 0.0
+    growth_bytes: float = 0.0
+    growth_steps: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that changes while the run goes on.
+
+    Attributes:
+        seconds: When.
+        what: "cost" (all seconds of a stage, times `value`), "bytes" (its row_bytes, times `value`), "cpus" (the quota
+            is `value` from now on), "memory" (the limit is `value` bytes), "trainer" (its device seconds, times
+            `value`), or "neighbours" (`value` other threads compute on the machine).
+        value: The factor or the new value. Factors are relative to the start, not to the change before.
+        stage: The stage, for "cost" and "bytes".
+    """
+
+    seconds: float
+    what: Literal["cost", "bytes", "cpus", "memory", "trainer", "neighbours"]
+    value: float
+    stage: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All that one simulated run is.
+
+    Attributes:
+        name: Names it in results: "wild-17".
+        stages: Source first.
+        machine: What they share.
+        trainer: Who consumes.
+        changes: What changes, in order of time.
+        epoch_items: Items of the source an epoch.
+        seed: Where costs and sizes of items are drawn from: the same item costs the same under every tuner.
+    """
+
+    name: str
+    stages: tuple[SimStage, ...]
+    machine: SimMachine = field(default_factory=SimMachine)
+    trainer: SimTrainer = field(default_factory=SimTrainer)
+    changes: tuple[Change, ...] = ()
+    epoch_items: int = 1_000_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that it can be run.
+
+        Raises:
+            ValueError: If a name is used twice, or the source is missing, not first, or not the only one.
+        """
+        names = [stage.name for stage in self.stages]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"{self.name}: stages {names} need names that differ, at least one")
+        kinds = [stage.kind for stage in self.stages]
+        if kinds[0] != "source" or "source" in kinds[1:]:
+            raise ValueError(f"{self.name}: the first stage, and no other, is the source; got kinds {kinds}")
+        for change in self.changes:
+            if change.what in ("cost", "bytes") and change.stage not in names:
+                raise ValueError(f"{self.name}: a change of {change.stage!r}, which is no stage of {names}")
