@@ -6,9 +6,10 @@ and begins at the next line of input, so that whoever started it can put it into
 
 import json
 import sys
+from contextlib import nullcontext
 from typing import Any
 
-from _crash_scenarios import Counting, Scenario, consume, function_of, sleeping
+from _crash_scenarios import Counting, Scenario, consume, function_of
 
 OURS = {"shared": "shared", "random": "random"}
 THEIRS = {"tf.data": 0.0, "tf.data-half": 0.5}
@@ -30,9 +31,9 @@ def intune_program(tuner: str) -> Any:
         tokens = TokenPool(chosen.tokens, clock)
         pipe = intune.from_iterable(Counting())
         for place, stage in enumerate(chosen.stages):
-            work = sleeping if stage.processes else tokens.work
+            at_work: Any = nullcontext if stage.processes else tokens.held
             executor, most = ("process", stage.processes) if stage.processes else ("thread", None)
-            function = function_of(chosen, place, work)
+            function = function_of(chosen, place, at_work)
             pipe = pipe.map(function, name=f"stage{place}", executor=executor, max_concurrency=most)
             if place == 0 and chosen.window:
                 pipe = pipe.shuffle(chosen.window)
@@ -55,7 +56,7 @@ def tf_program(share: float) -> Any:
         tokens = TokenPool(chosen.tokens)
         data = tf.data.Dataset.counter()
         for place, stage in enumerate(chosen.stages):
-            function = function_of(chosen, place, tokens.work)
+            function = function_of(chosen, place, tokens.held)
             data = data.map(
                 lambda given, function=function: tf.numpy_function(function, [given], tf.uint8),
                 num_parallel_calls=stage.processes or tf.data.AUTOTUNE,

@@ -1,8 +1,8 @@
 """Random pipelines whose memory is hard to keep under a limit, and the functions of their stages.
 
 A scenario is drawn from its number alone, so that the list is fixed before the first run. Its functions are the
-same for every program: each holds one of N tokens for its seconds (a token stands for a CPU), allocates what it says
-and gives back an array of the size that stage and item number decide.
+same for every program: each holds one of N tokens for its seconds (a token stands for a CPU), in which it allocates
+what it says, and gives back an array of the size that stage and item number decide.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -145,17 +146,24 @@ def made(size: int, item: int) -> np.ndarray:
     return array
 
 
-def function_of(chosen: Scenario, place: int, work: Callable[[float], None]) -> Callable[[Any], np.ndarray]:
-    """The function of a stage; `work` takes the time. The first one gets item numbers, the others arrays."""
+def function_of(
+    chosen: Scenario, place: int, at_work: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Any], np.ndarray]:
+    """The function of a stage. The first one gets item numbers, the others arrays.
+
+    All that it does, to allocate too, it does within `at_work`, which takes a token.
+    """
     stage = chosen.stages[place]
 
     def function(given: Any) -> np.ndarray:
         item = item_of(given) if isinstance(given, np.ndarray) and given.ndim else int(given)
         size = item_bytes(chosen, place, item)
-        scratch = made(int(size * stage.scratch_share), item) if stage.scratch_share else None
-        out = made(size, item)
-        work(stage.seconds)
-        del scratch
+        with at_work():
+            until = time.perf_counter() + stage.seconds
+            scratch = made(int(size * stage.scratch_share), item) if stage.scratch_share else None
+            out = made(size, item)
+            threading.Event().wait(max(0.0, until - time.perf_counter()))
+            del scratch
         return out
 
     return function
@@ -177,11 +185,6 @@ def consume(batches: Any, chosen: Scenario, seconds: float) -> dict[str, float]:
             time.sleep(chosen.step_seconds)
     passed = time.perf_counter() - begun
     return {"items": count, "seconds": passed, "first_seconds": first}
-
-
-def sleeping(seconds: float) -> None:
-    """For stages in processes, which have CPUs of their own."""
-    threading.Event().wait(seconds)
 
 
 class Counting:

@@ -7,7 +7,8 @@ with N tokens no more than N functions are at work, and the others wait for thei
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from intune._clock import Clock, SystemClock
@@ -62,12 +63,18 @@ class TokenPool:
 
     def work(self, seconds: float) -> None:
         """Wait for a token, hold it for so many seconds, give it back."""
-        self._take()
-        began = self.clock.wall()
-        try:
+        with self.held():
             self.clock.sleep(seconds, threading.Event())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for a token and hold it: whatever is done meanwhile counts as CPU time, once."""
+        self._take()
+        began, own = self.clock.wall(), self.clock.cpu()
+        try:
+            yield
         finally:
-            self.clock.add_cpu(self.clock.wall() - began)
+            self.clock.add_cpu(max(0.0, self.clock.wall() - began - (self.clock.cpu() - own)))
             self._give()
 
     def _take(self) -> None:
