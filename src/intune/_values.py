@@ -13,6 +13,9 @@ Cause = Literal["input", "order", "room", "memory", "slot"]
 
 CAUSES: tuple[Cause, ...] = ("input", "order", "room", "memory", "slot")
 
+CROWDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+"""Numbers of items at once by which the seconds of an item are told apart; others count as the next lower one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -87,8 +90,11 @@ class StageSnapshot:
         wall_seconds_mean: Mean wall seconds an item.
         wall_seconds_p50: Median wall seconds an item.
         wall_seconds_p99: 99th percentile of wall seconds an item.
+        wall_seconds_by_crowd: How an item's seconds depend on how many were worked on at once: (one of `CROWDS`, items,
+            mean wall seconds an item), for those that occurred, in rising order.
         cpu_seconds_mean: Mean CPU seconds an item.
-        busy_seconds: Wall seconds in the window that its items were worked on, summed over workers.
+        busy_seconds: Wall seconds for which the items that were finished in the window were worked on.
+        in_hand_mean: Items in hand on average over the window, from being begun to being booked.
         run_queue_seconds: Seconds of the busy ones in which its threads were runnable but had no CPU, estimated
             from a sample of its tasks; None for process stages.
         wait_share: By cause, the share of the window in which it ran fewer than its concurrency, by the
@@ -115,8 +121,10 @@ class StageSnapshot:
     wall_seconds_mean: float | None = None
     wall_seconds_p50: float | None = None
     wall_seconds_p99: float | None = None
+    wall_seconds_by_crowd: tuple[tuple[int, int, float], ...] = ()
     cpu_seconds_mean: float | None = None
     busy_seconds: float = 0.0
+    in_hand_mean: float = 0.0
     run_queue_seconds: float | None = None
     wait_share: Mapping[Cause, float] = field(default_factory=dict)
     item_bytes_mean: float | None = None

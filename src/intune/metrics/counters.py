@@ -1,9 +1,10 @@
 """Counters on the hot path: cumulative, added to under the scheduler's lock, read by taking differences."""
 
+import bisect
 import math
 from collections.abc import Mapping
 
-from intune._values import CAUSES, Cause
+from intune._values import CAUSES, CROWDS, Cause
 
 
 class Histogram:
@@ -43,6 +44,65 @@ class Histogram:
         return Histogram({b: n - before.get(b, 0) for b, n in self.counts.items() if n != before.get(b, 0)})
 
 
+class Load:
+    """How many items were in hand, integrated over time.
+
+    Attributes:
+        area: Seconds times items in hand, up to the last call.
+    """
+
+    __slots__ = ("_in_hand", "_since", "area")
+
+    def __init__(self) -> None:
+        self.area = 0.0
+        self._in_hand = 0
+        self._since = 0.0
+
+    def change(self, now: float, by: int) -> float:
+        """So many more items are in hand from now on (0 = as many as before); the area up to now."""
+        self.area += self._in_hand * (now - self._since)
+        self._since = now
+        self._in_hand += by
+        return self.area
+
+    def copy(self) -> "Load":
+        """The same figures, apart."""
+        other = Load()
+        other.area, other._in_hand, other._since = self.area, self._in_hand, self._since
+        return other
+
+
+class Crowds:
+    """Items and their seconds by how many were worked on at once."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(CROWDS)
+        self.seconds = [0.0] * len(CROWDS)
+
+    def add(self, at_once: float, items: int, seconds: float) -> None:
+        """Items that took so many seconds in all."""
+        place = max(0, bisect.bisect_right(CROWDS, at_once) - 1)
+        self.counts[place] += items
+        self.seconds[place] += seconds
+
+    def copy(self) -> "Crowds":
+        """The same figures, apart."""
+        other = Crowds()
+        other.counts, other.seconds = self.counts.copy(), self.seconds.copy()
+        return other
+
+    def since(self, earlier: "Crowds") -> tuple[tuple[int, int, float], ...]:
+        """What was added after an earlier copy: (crowd, items, mean seconds of one)."""
+        found = []
+        for place, crowd in enumerate(CROWDS):
+            items = self.counts[place] - earlier.counts[place]
+            if items:
+                found.append((crowd, items, (self.seconds[place] - earlier.seconds[place]) / items))
+        return tuple(found)
+
+
 class StageCounters:
     """Everything counted for one stage over its lifetime.
 
@@ -56,17 +116,21 @@ class StageCounters:
         queue_wall_seconds: Wall seconds of the tasks whose time in the run queue was measured.
         queue_seconds: Seconds in the run queue in them.
         output_bytes: Bytes of finished items.
+        load: Items in hand over time.
         wait_seconds: By cause, seconds in which fewer than its concurrency ran.
         skipped: Items left out.
         walls: Wall seconds an item.
+        crowds: Items and their wall seconds by the place in `CROWDS` of how many were worked on at once.
         sizes: Bytes an item.
     """
 
     __slots__ = (
         "_tasks",
         "cpu_seconds",
+        "crowds",
         "items_in",
         "items_out",
+        "load",
         "output_bytes",
         "queue_seconds",
         "queue_wall_seconds",
@@ -90,6 +154,8 @@ class StageCounters:
         self.output_bytes = 0
         self.wait_seconds: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
         self.walls = Histogram()
+        self.crowds = Crowds()
+        self.load = Load()
         self.sizes = Histogram()
 
     def finished(self, items: int, rows: int, source_rows: float, size: int) -> None:
@@ -102,12 +168,13 @@ class StageCounters:
             self.output_bytes += size
             self.sizes.add(each, items)
 
-    def worked(self, items: int, wall: float, cpu: float) -> None:
-        """So many items were worked on for these seconds in all."""
+    def worked(self, items: int, wall: float, cpu: float, at_once: float) -> None:
+        """So many items were worked on for these seconds in all, beside others: so many at once, with them."""
         self.wall_seconds += wall
         self.cpu_seconds += cpu
         if items:
             self.walls.add(wall / items, items)
+            self.crowds.add(at_once, items, wall)
 
     def wants_queue(self) -> bool:
         """Whether the next task is one whose time in the run queue is to be measured."""

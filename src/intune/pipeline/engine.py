@@ -177,6 +177,7 @@ class Engine:
             nodes = {id(node.stage): node for node in run.nodes} if run is not None else {}
             snapshots = []
             for number, stage in enumerate(self.live):
+                stage.counters.load.change(now, 0)
                 node = nodes.get(id(stage))
                 waiting = node.waiting() if node is not None else []
                 snapshots.append(

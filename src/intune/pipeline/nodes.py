@@ -62,7 +62,7 @@ class Node:
         """The run was cancelled: let go of what is half done. `idle`: nothing of the run is in hand any more."""
 
     def _book(self, items: int, wall: float, cpu: float) -> None:
-        self.stage.counters.worked(items, wall, cpu)
+        self.stage.counters.worked(items, wall, cpu, self.stage.crowd)
 
     def _out(self, item: Item, size: int) -> None:
         self.stage.counters.finished(item.count, item.rows, item.source_rows, size)

@@ -157,11 +157,12 @@ class EpochRun:
                 self.context.held_back = self.context.held_back or (stage, self.context.clock.wall())
                 return None  # it is measured alone: let the others finish first
             alone = stage.wants_alone
-            task = RunTask(self, stage, node.begin(), on_waits if alone or stage.trial is not None else None)
+            now = self.context.clock.wall()
+            task = RunTask(self, stage, now, node.begin(), on_waits if alone or stage.trial is not None else None)
             stage.running += 1
             self.running += 1
             self.context.busy += 1
-            self.context.on_trial = (stage, self.context.clock.wall()) if alone else None
+            self.context.on_trial = (stage, now) if alone else None
             self.context.held_back = None if alone else self.context.held_back
             return task
         return None
@@ -355,13 +356,31 @@ class EpochRun:
 class RunTask:
     """A task of a run, for the scheduler."""
 
-    __slots__ = ("_counts", "_error", "_measured", "_on_waits", "_result", "_run", "_work", "holds_slot", "stage")
+    __slots__ = (
+        "_area",
+        "_begun",
+        "_counts",
+        "_error",
+        "_measured",
+        "_on_waits",
+        "_result",
+        "_run",
+        "_work",
+        "holds_slot",
+        "stage",
+    )
 
     def __init__(
-        self, run: EpochRun, stage: LiveStage, work: Work, on_waits: Callable[[LiveStage, bool], None] | None
+        self,
+        run: EpochRun,
+        stage: LiveStage,
+        now: float,
+        work: Work,
+        on_waits: Callable[[LiveStage, bool], None] | None,
     ) -> None:
         self.holds_slot = stage.holds_slot
-        self.stage = stage
+        self.stage, self._begun = stage, now
+        self._area = stage.counters.load.change(now, 1)
         self._run, self._work, self._on_waits = run, work, on_waits
         self._result: Any = None
         self._error: BaseException | None = None
@@ -389,6 +408,9 @@ class RunTask:
         run.context.busy -= 1
         run.running -= 1
         stage.running -= 1
+        now = run.context.clock.wall()
+        area = stage.counters.load.change(now, -1) - self._area
+        stage.crowd = area / (now - self._begun) if now > self._begun else 1.0
         if self._measured is not None:
             wall, cpu, queued = self._measured
             stage.counters.queued(wall, queued)

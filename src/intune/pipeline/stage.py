@@ -193,6 +193,7 @@ class LiveStage:
         cap: The most items that it may run now.
         processes: Worker processes wanted.
         running: Items in hand.
+        crowd: How many it worked on at once while it did the item that is being booked, on average.
         pool: Its processes, for a process stage.
         trial: The measurement of whether it waits, until that is decided.
         executor_trial: The measurement of whether processes are worth it, until that is decided.
@@ -211,6 +212,7 @@ class LiveStage:
     cap: int = 1
     processes: int = 0
     running: int = 0
+    crowd: float = 1.0
     pool: Pool | None = None
     trial: Trial | None = None
     executor_trial: ExecutorTrial | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from intune._values import (
     CAUSES,
+    CROWDS,
     Allocation,
     Budget,
     ConsumerSnapshot,
@@ -129,6 +130,8 @@ def _measured(draw: random.Random, mood: str, cold: bool, stage: StageInfo, allo
         wall_seconds_p99=None if wall is None else 3 * wall,
         cpu_seconds_mean=None if wall is None else wall * draw.random(),
         busy_seconds=at_most * draw.random(),
+        in_hand_mean=at_most * draw.random(),
+        wall_seconds_by_crowd=() if wall is None else ((1, 1, wall / 2), (draw.choice(CROWDS[1:]), items, wall)),
         wait_share=dict(zip(CAUSES, shares, strict=True)),
         item_bytes_mean=float(size),
         item_bytes_p99=2.0 * size,

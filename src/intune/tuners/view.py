@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from intune._values import CAUSES, Allocation, Budget, Snapshot, StageSnapshot
+from intune._values import CAUSES, CROWDS, Allocation, Budget, Snapshot, StageSnapshot
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -27,10 +27,12 @@ class View:
         most: float[E, S]; the most items that it could ever work on at once: max_concurrency, or inf.
         asked: float[E, S]; its concurrency in the allocation in force; inf = open.
         cap: float[E, S]; what that amounts to: `asked` within slots (threads), processes that are up, and `most`.
-        busy: float[E, S]; items that were being worked on, on average over the window.
+        busy: float[E, S]; items that were in hand, on average over the window.
         items: float[E, S]; items that it finished.
         visits: float[E, S]; its items for each source row.
         wall: float[E, S]; wall seconds an item.
+        crowd_items: float[E, S, K]; items by how many were worked on at once, `intune._values.CROWDS`.
+        crowd_wall: float[E, S, K]; wall seconds of one of those; 0 where there was none.
         cpu: float[E, S]; CPU seconds an item.
         queue: float[E, S]; seconds of an item's wall in which it had no CPU.
         wait: float[E, S, 5]; share of the window in which it ran fewer than `cap` for want of input, order, room,
@@ -66,6 +68,8 @@ class View:
     items: Floats
     visits: Floats
     wall: Floats
+    crowd_items: Floats
+    crowd_wall: Floats
     cpu: Floats
     queue: Floats
     wait: Floats
@@ -129,10 +133,12 @@ def view(snapshot: Snapshot, budget: Budget) -> View:
         most=each([stage.info.max_concurrency or np.inf for stage in stages]),
         asked=each([np.inf if stage.concurrency is None else stage.concurrency for stage in stages]),
         cap=each([_cap(stage, snapshot.allocation, budget, stages) for stage in stages]),
-        busy=each([stage.busy_seconds * per_second for stage in stages]),
+        busy=each([stage.in_hand_mean for stage in stages]),
         items=each([stage.items_out for stage in stages]),
         visits=each(visits),
         wall=each([stage.wall_seconds_mean for stage in stages]),
+        crowd_items=np.array([[_by_crowd(stage, 1) for stage in stages]]),
+        crowd_wall=np.array([[_by_crowd(stage, 2) for stage in stages]]),
         cpu=each([stage.cpu_seconds_mean for stage in stages]),
         queue=each([_queue(stage) for stage in stages]),
         wait=np.array([[[stage.wait_share.get(cause, 0.0) for cause in CAUSES] for stage in stages]]),
@@ -159,6 +165,12 @@ def view(snapshot: Snapshot, budget: Budget) -> View:
 
 def _visits(stage: StageSnapshot) -> float | None:
     return 1 / stage.source_rows_per_item if stage.source_rows_per_item else None
+
+
+def _by_crowd(stage: StageSnapshot, place: int) -> list[float]:
+    """One figure of each of `CROWDS`: place 1 = items, 2 = seconds."""
+    found = {row[0]: float(row[place]) for row in stage.wall_seconds_by_crowd}
+    return [found.get(crowd, 0.0) for crowd in CROWDS]
 
 
 def _queue(stage: StageSnapshot) -> float | None:
