@@ -23,6 +23,7 @@ from intune.control.guard import Guard
 from intune.testing import ScriptedWorkload
 
 STEP = 0.005
+THREADS = 64
 
 
 @dataclass
@@ -115,7 +116,9 @@ class Plant:
 
     def most(self, stage: PlantStage, allocation: Allocation) -> int:
         """Items that it may work on at once."""
-        most = allocation.concurrency[stage.name] or (16 if stage.waits else allocation.slots)
+        most = allocation.concurrency[stage.name] or allocation.slots
+        if stage.waits and allocation.concurrency[stage.name] is None:
+            most = (THREADS - allocation.slots) // sum(each.waits for each in self.stages)
         return min(most, stage.max_concurrency or most)
 
     def _stretch(self, at_work: list[float]) -> float:

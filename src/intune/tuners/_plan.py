@@ -42,13 +42,14 @@ class Line:
     lock_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
+    def seconds(self, busy: float) -> float:
+        """Seconds a source row with so many items at once."""
+        more = max(0.0, busy - 1)
+        return self.base + self.slope * more + self.bend * more * busy
+
     def rate(self, busy: float) -> float:
         """Source rows a second with so many items at once."""
-        return (
-            busy / (self.base + self.slope * (busy - 1) + self.bend * busy * (busy - 1))
-            if busy > 1
-            else (busy / self.base)
-        )
+        return busy / self.seconds(busy)
 
     @property
     def peak(self) -> float:
