@@ -163,6 +163,8 @@ def test_no_trial_while_the_training_loop_does_not_wait_or_where_it_is_not_wante
     fed = replace(seen, consumer=replace(seen.consumer, wait_share=0.01))
     assert Model().propose(fed, BUDGET).concurrency["a"] is None
     assert Model().propose(seen, Budget(cpus=1)).concurrency["a"] is None
+    serial = first(Plant([source(), PlantStage("a", 0.02, max_concurrency=1)]))
+    assert Model().propose(serial, BUDGET).concurrency["a"] is None
 
 
 def test_a_trial_ends_no_processes() -> None:

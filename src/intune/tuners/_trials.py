@@ -96,4 +96,5 @@ def _level(belief: Belief, limit: int | None, full: bool, budget: Budget) -> int
     if limit is not None and limit < most and belief.busy >= AT_LIMIT * limit:
         return min(most, 2 * limit)
     reacts = limit is None if belief.info.waits else full
-    return max(1, round(belief.busy / 2)) if reacts and belief.busy >= LEAST_LEVEL else None
+    half = max(1, round(belief.busy / 2))
+    return half if reacts and belief.busy >= LEAST_LEVEL and half < most else None
