@@ -1,11 +1,36 @@
 import pytest
 
 from intune._errors import PipelineError
-from intune.tuners import Even, Proportional, Shared, Static, make_tuner
+from intune.tuners import (
+    Even,
+    HillClimb,
+    Model,
+    Plumber,
+    Proportional,
+    Shared,
+    Static,
+    Tabular,
+    Threshold,
+    make_tuner,
+)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("shared", Shared), ("even", Even), ("proportional", Proportional)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("shared", Shared),
+        ("even", Even),
+        ("proportional", Proportional),
+        ("hillclimb", HillClimb),
+        ("plumber", Plumber),
+        ("threshold", Threshold),
+        ("tabular", Tabular),
+        ("model", Model),
+    ],
+)
 def test_a_name_makes_a_new_tuner(name: str, kind: type) -> None:
+    if name == "plumber":
+        pytest.importorskip("scipy")
     made = make_tuner(name)
     assert type(made) is kind
     assert make_tuner(name) is not made
@@ -19,7 +44,7 @@ def test_an_object_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("sharde", "unknown tuner 'sharde': give one of 'even', 'proportional', 'shared'"),
+        ("sharde", "unknown tuner 'sharde': give one of 'even', 'hillclimb', 'model', 'plumber', 'prop"),
         ("static", "or an object such as Static"),
         (Shared, r"Shared is a class: give an object, Shared\(\.\.\.\)"),
         (3, "3 is no tuner: it needs a method propose"),

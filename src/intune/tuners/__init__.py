@@ -1,20 +1,47 @@
 """Tuners: decisions without clock, thread or I/O, each in a file of its own.
 
-`shared` leaves everything open, `even` and `proportional` divide the CPUs, `Static` is what a user wants, and
-`RandomMoves` is for tests.
+`shared` leaves everything open, `even` and `proportional` divide the CPUs, `model` fits how stages depend on
+concurrency and solves for the best. `hillclimb`, `plumber`, `threshold` and `tabular` decide as other systems do.
+`Static` is what a user wants, and `RandomMoves` is for tests.
 """
 
 from intune._errors import PipelineError
 from intune._values import Tuner
 from intune.tuners.even import Even
+from intune.tuners.hillclimb import HillClimb
+from intune.tuners.model import Model
+from intune.tuners.plumber import Plumber
 from intune.tuners.proportional import Proportional
 from intune.tuners.random_moves import RandomMoves
 from intune.tuners.shared import Shared
 from intune.tuners.static import Static
+from intune.tuners.tabular import Tabular
+from intune.tuners.threshold import Threshold
 
-__all__ = ["Even", "Proportional", "RandomMoves", "Shared", "Static", "make_tuner"]
+__all__ = [
+    "Even",
+    "HillClimb",
+    "Model",
+    "Plumber",
+    "Proportional",
+    "RandomMoves",
+    "Shared",
+    "Static",
+    "Tabular",
+    "Threshold",
+    "make_tuner",
+]
 
-_BY_NAME: dict[str, type[Tuner]] = {"even": Even, "proportional": Proportional, "shared": Shared}
+_BY_NAME: dict[str, type[Tuner]] = {
+    "even": Even,
+    "hillclimb": HillClimb,
+    "model": Model,
+    "plumber": Plumber,
+    "proportional": Proportional,
+    "shared": Shared,
+    "tabular": Tabular,
+    "threshold": Threshold,
+}
 
 
 def make_tuner(name_or_object: str | Tuner) -> Tuner:

@@ -1,0 +1,240 @@
+"""A model of the pipeline, fitted while it runs, and the allocation that is best by it.
+
+*What is learnt of each stage* (`_fit`, `_beliefs`): the wall seconds a source row as a curve over the items at once;
+CPU seconds; how much of them holds the interpreter lock. What threads lose to the lock (neither running nor waiting
+for a CPU while the probe finds the lock held) is taken out of the curve, as it isn't the stage's own: the lock is a
+limit of its own, shared by all. Windows that are not warm, stages with few completions and those that start processes
+teach nothing.
+
+*What follows* (`_plan`): the rate of any allocation, and the best rate with the least concurrency that reaches it. A
+limit is given to a stage only where it helps: the stage slows down with concurrency, holds the lock (more threads
+would only wait for it), runs in processes (which cost memory), waits and needs more than its share of the threads, or
+has far more than a slow training loop needs. All others stay open, as shared slots go where they are needed by
+themselves.
+
+*Trying out* (`_trials`): while the training loop waits, stages of which other levels are uncertain are tried at half
+their level for one decision, or at twice that where they work at their limit. Further trials come ever less often,
+until a stage changes.
+
+*Steadiness.* What is in force stays while it is predicted to be within 3 % of the best and to hold little more than
+is needed.
+
+Not modelled: that the training loop computes on the same CPUs; that memory bandwidth is shared between stages;
+windows of order and batches that are cut from many items; items in flight, whose bytes are bounded elsewhere.
+"""
+
+import math
+from collections.abc import Mapping
+
+from intune._errors import PipelineError
+from intune._values import Allocation, Budget, Snapshot
+from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
+from intune.tuners._plan import Best, Limits, Line, best, enough, predict
+from intune.tuners._rows import as_before, in_force, most_useful
+from intune.tuners._trials import Trials, trial
+
+HOLDS_LOCK = 0.2
+"""Share of a stage's CPU time in which it holds the lock, from which it is given no more threads than it can use."""
+
+CROWDED = 0.5
+"""Share of the time in which the lock is held from which those who hold it get no more threads than they need."""
+
+SLOWS = 1.25
+"""How many times as long an item takes when a stage takes all that it may, from which it gets a limit."""
+
+FEW_SLOTS = 2 / 3
+"""A stage that needs a larger share of what it has when open gets no limit for the training loop's sake."""
+
+PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
+"""Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
+
+
+class Model:
+    """Fits how stages depend on concurrency and proposes what is best by it.
+
+    Args:
+        forgetting: Weight of a window once the next one has said something about the same, above 0, at most 1.
+        margin: Concurrency beyond the need for variability, as a share of the need.
+        keep: Share of the best predicted rate from which on what is in force stays.
+        try_every: Decisions at least between two trials; four times as many after each further one, until a stage
+            is found to have changed. 0 = no trials.
+        least_items: Completions below which a stage's window teaches nothing.
+        noise: Deviation of a window's seconds as a share, however many items it has.
+    """
+
+    def __init__(
+        self,
+        *,
+        forgetting: float = 0.97,
+        margin: float = 0.25,
+        keep: float = 0.97,
+        try_every: int = 10,
+        least_items: int = 4,
+        noise: float = 0.05,
+    ) -> None:
+        if not 0 < forgetting <= 1 or not 0 < keep <= 1:
+            raise PipelineError(f"forgetting {forgetting} and keep {keep} must be above 0 and at most 1")
+        if margin < 0 or noise <= 0 or try_every < 0:
+            raise PipelineError(
+                f"margin {margin} and try_every {try_every} must not be below 0, noise {noise} above it"
+            )
+        self._margin, self._keep = margin, keep
+        self._learnt = Beliefs(forgetting, noise, least_items)
+        self._trials = Trials(try_every)
+        self._last: Snapshot | None = None
+
+    def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """What is in force if that is good enough, a trial where one is due, or the target."""
+        changed = self.update(snapshot)
+        if not snapshot.warm:
+            return as_before(snapshot, budget, "too little was measured in this window")
+        if not self.beliefs:
+            return as_before(snapshot, budget, "no stage has figures yet")
+        if levels := self._trials.levels(self.beliefs, snapshot, budget, changed):
+            return trial(levels, self.beliefs, snapshot, budget)
+        found, target = self._solve(budget)
+        now = Allocation(in_force(snapshot), budget.cpus)
+        reached = (self.predict(now, budget) or 0.0) / found.rate if found.rate > 0 else 1.0
+        if reached >= self._keep and not self._holds_too_much(now, target, budget):
+            return as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
+        return target
+
+    def update(self, snapshot: Snapshot) -> bool:
+        """Learn from a window; done by `propose`, for those who only want what is learnt.
+
+        Returns:
+            Whether a stage was found to have changed.
+        """
+        self._last = snapshot
+        return self._learnt.learn(snapshot)
+
+    def predict(self, allocation: Allocation, budget: Budget) -> float | None:
+        """Source rows a second under an allocation; None while no stage has figures."""
+        lines = self._lines(budget)
+        if not lines:
+            return None
+        slots = min(allocation.slots, budget.cpus)
+        given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
+        return predict(lines, given, self._limits(budget, slots))
+
+    def target(self, budget: Budget) -> Allocation:
+        """The allocation with the best predicted rate and the least concurrency, whatever is in force.
+
+        Raises:
+            PipelineError: If no window was seen yet.
+        """
+        if self._last is None:
+            raise PipelineError("no window was seen yet: call update(snapshot) first")
+        if not self.beliefs:
+            return as_before(self._last, budget, "no stage has figures yet")
+        return self._solve(budget)[1]
+
+    @property
+    def deviation(self) -> Mapping[str, float]:
+        """By stage, how uncertain its seconds a row are at half its present level, as a share of them."""
+        return {name: belief.fit.deviation(belief.busy / 2) for name, belief in self.beliefs.items()}
+
+    @property
+    def beliefs(self) -> Mapping[str, Belief]:
+        """By stage, what is known of it; to be read only."""
+        return self._learnt.stages
+
+    def _lines(self, budget: Budget) -> list[Line]:
+        waiting = sum(belief.info.waits is True for belief in self.beliefs.values())
+        lines = []
+        for name, belief in self.beliefs.items():
+            most = most_useful(belief.info, budget)
+            process, cpu = belief.info.executor == "process", belief.cpu_seconds or 0.0
+            if belief.info.waits:
+                most = max(1, min(most, budget.max_threads - budget.cpus - waiting + 1))
+            if process:
+                most = max(1, min(most, budget.max_processes))
+            base, slope, bend = belief.fit.curve
+            lock = cpu * (belief.lock_share or 0.0) if computes_on_threads(belief.info) else 0.0
+            holds = belief.info.waits is not True
+            lines.append(Line(name, base, slope, bend, most, holds, process, belief.process_bytes, lock, cpu))
+        return lines
+
+    def _limits(self, budget: Budget, slots: int) -> Limits:
+        trainer = 1 / self._learnt.trainer_seconds if self._learnt.trainer_seconds else math.inf
+        return Limits(slots, trainer, budget.max_processes, self._process_room(budget))
+
+    def _process_room(self, budget: Budget) -> float:
+        """Bytes that worker processes may hold together."""
+        last = self._last
+        if last is None or budget.memory_bytes is None or last.machine.memory_bytes is None:
+            return math.inf
+        limit = min(budget.memory_bytes, last.machine.memory_limit_bytes or budget.memory_bytes)
+        rest = last.rest_bytes
+        if rest is None:
+            rest = last.machine.memory_bytes - (last.in_flight_bytes or 0)
+        held = sum((stage.processes_live or 0) * (stage.process_resident_bytes or 0) for stage in last.stages)
+        return max(0.0, limit * (PLANNED_SHARE - ITEMS_SHARE) - max(0, rest - held))
+
+    def _open(self, name: str, budget: Budget) -> int:
+        """What an open concurrency stands for."""
+        info = self.beliefs[name].info
+        largest = budget.cpus
+        if info.waits:
+            waiting = sum(belief.info.waits is True for belief in self.beliefs.values())
+            largest = max(1, (budget.max_threads - budget.cpus) // waiting)
+        return min(largest, info.max_concurrency or largest)
+
+    def _at_most(self, name: str, concurrency: int | None, budget: Budget) -> int:
+        largest = self._open(name, budget) if concurrency is None else concurrency
+        return max(1, min(largest, most_useful(self.beliefs[name].info, budget)))
+
+    def _solve(self, budget: Budget) -> tuple[Best, Allocation]:
+        """The best rate, and the least concurrency that reaches it."""
+        assert self._last is not None
+        lines, limits = self._lines(budget), self._limits(budget, budget.cpus)
+        found = best(lines, limits)
+        lock_seconds = sum(line.lock_seconds for line in lines)
+        concurrency = in_force(self._last)
+        reasons = dict.fromkeys(concurrency, "as before: not measured yet")
+        for line in lines:
+            concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, budget)
+        return found, Allocation(concurrency, budget.cpus, reasons=reasons)
+
+    def _limit(self, line: Line, found: Best, lock_seconds: float, budget: Budget) -> tuple[int | None, str]:
+        """The concurrency of a stage, and why."""
+        need, when_open = line.need(found.rate), self._open(line.name, budget)
+        wanted = enough(line, found.rate, self._margin)
+        busy = f"busy on {need:.2f} at {_said(found)}"
+        if line.process:
+            # None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
+            margin = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
+            return enough(line, found.rate, margin), f"{busy}; each process more costs memory"
+        if line.seconds(when_open) >= SLOWS * line.seconds(need):
+            # Even where its rate still rises, all that come at once would hold up each other.
+            said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
+            return wanted, f"slows down with concurrency: {said}, {line.seconds(when_open) * 1e3:.3g} at {when_open}"
+        if line.lock_seconds > HOLDS_LOCK * line.cpu_seconds and found.rate * lock_seconds > CROWDED:
+            # Where slots are scarce a thread that waits for the lock takes one from those who could use it.
+            wanted = enough(line, found.rate, 0.0) if found.bound == "slots" else wanted
+            return wanted, f"holds the interpreter lock, more threads would wait for it; {busy}"
+        if wanted > when_open:
+            return wanted, f"{busy}, more than its share of the threads"
+        spare = math.ceil(need * (1 + self._margin)) + 1
+        if found.bound == "trainer" and spare <= FEW_SLOTS * when_open:
+            return spare, f"the training loop takes no more: {busy}"
+        return None, f"open: {busy}, a limit would not help"
+
+    def _holds_too_much(self, now: Allocation, target: Allocation, budget: Budget) -> bool:
+        """Whether a stage with a limit has more than half as much again (and more than one more)."""
+        for name, wanted in target.concurrency.items():
+            if wanted is not None and name in self.beliefs:
+                given = self._at_most(name, now.concurrency[name], budget)
+                if given > wanted + max(1, wanted // 2):
+                    return True
+        return False
+
+
+def _said(found: Best) -> str:
+    words = {
+        "trainer": "what the training loop takes",
+        "lock": "what the interpreter lock allows",
+        "slots": "what the CPUs allow",
+        "processes": "what the processes allow",
+    }
+    return f"{found.rate:.3g} source rows/s, {words.get(found.bound, f'what {found.bound} can do')}"
