@@ -15,7 +15,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 ROOT = {"__init__"}
 VALUES = {"_values", "_errors", "_words"}
-BASE = VALUES | {"_clock"}
+BASE = VALUES | {"_clock", "_periodic"}
 CORE = BASE | {"_machine", "metrics", "pipeline", "sources", "tuners", "control", "_compose", "_read", "_watch"}
 
 MAY_IMPORT = {
@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "_errors": set(),
     "_words": set(),
     "_clock": VALUES,
+    "_periodic": VALUES | {"_clock"},
     "_machine": BASE,
     "metrics": BASE | {"_machine"},
     "pipeline": BASE | {"_machine", "metrics"},

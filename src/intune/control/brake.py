@@ -20,13 +20,13 @@ between 0.8 and 1: a trainer that fills the memory leaves the loader little, but
 """
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from intune._clock import Clock
+from intune._periodic import Periodic
 from intune._values import Event
 from intune._words import size
 
@@ -217,8 +217,7 @@ class BrakeThread:
         self._held_since: float | None = None
         self._epochs_ended = workload.epochs_ended
         self._released_at = clock.wall()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = Periodic("intune-control-brake", self._steps, clock)
 
     def step(self) -> None:
         """One reading and what follows from it, in the calling thread."""
@@ -246,23 +245,17 @@ class BrakeThread:
 
         Nothing happens if it runs already.
         """
-        if self._thread is None and self._try_step():
-            self._stop = threading.Event()
-            thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-control-brake", daemon=True)
-            thread.start()
-            self._thread = thread
+        if not self._thread.started and self._try_step():
+            self._thread.start()
 
     def stop(self) -> None:
         """End the thread. Idempotent."""
-        thread, self._thread = self._thread, None
-        self._stop.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._thread.stop()
 
-    def _loop(self, stop: threading.Event) -> None:
-        while not self._clock.sleep(self.SECONDS, stop):
-            if not self._try_step():
-                return
+    def _steps(self) -> Generator[float, None, None]:
+        yield self.SECONDS
+        while self._try_step():
+            yield self.SECONDS
 
     def _try_step(self) -> bool:
         try:
