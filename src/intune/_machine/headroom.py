@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from intune._clock import Clock
 from intune._machine.memory import MemoryLimit, MemoryMeter, level_limit, memory_limits, used_of_limit
-from intune._machine.system import System
+from intune._machine.system import Reading, System
 
 _LIMITS_SECONDS = 1.0
 """How old the list of what sets limits may be: finding it costs more than reading limits and what is used."""
@@ -34,13 +34,16 @@ class Headroom:
 
     Args:
         system: The machine that is asked.
-        meter: Measures the process tree.
-        own: The user's limit in bytes; None = none was chosen.
         clock: For the age of what was read.
+        own: The user's limit in bytes; None = none was chosen.
+
+    Attributes:
+        meter: Measures the process tree.
     """
 
-    def __init__(self, system: System, meter: MemoryMeter, own: Callable[[], int | None], clock: Clock) -> None:
-        self._system, self._meter, self._own, self._clock = system, meter, own, clock
+    def __init__(self, system: System, clock: Clock, own: Callable[[], int | None] = lambda: None) -> None:
+        self.meter = MemoryMeter(system, clock)
+        self._system, self._own, self._clock = system, own, clock
         self._limits: list[MemoryLimit] = []
         self._read_at: float | None = None
 
@@ -52,7 +55,7 @@ class Headroom:
         """The limit that is nearest to being reached; None = nothing could be read."""
         found = [use for use in (self._use(limit) for limit in self._current()) if use is not None]
         chosen = self._own()
-        if chosen is not None and (tree := self._meter.tree()).value is not None:
+        if chosen is not None and (tree := self.meter.tree()).value is not None:
             found.append(MemoryUse(chosen, int(tree.value), "the loader's memory=", tree.read_from))
         return min(found, key=lambda use: _PLANNED * use.limit_bytes - use.used_bytes, default=None)
 
@@ -72,7 +75,8 @@ class Headroom:
     def _use(self, limit: MemoryLimit) -> MemoryUse | None:
         used = used_of_limit(self._system, limit)
         if used.value is None and limit.level is not None:
-            used = self._meter.tree()  # the kernel does not say what the group uses
+            tree = self.meter.tree()  # the kernel does not say what the group uses
+            used = Reading(tree.value, f"{tree.read_from} ({used.read_from})")
         if limit.limit_bytes is None or used.value is None:
             return None
         return MemoryUse(limit.limit_bytes, int(used.value), limit.read_from, used.read_from)
