@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "intune"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 ROOT = {"__init__"}
-VALUES = {"_values", "_errors", "_words"}
+VALUES = {"_values", "_errors", "_words", "_shares"}
 BASE = VALUES | {"_clock", "_periodic"}
 CORE = BASE | {"_machine", "metrics", "pipeline", "sources", "tuners", "control", "_compose", "_read", "_watch"}
 
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "_values": VALUES,
     "_errors": set(),
     "_words": set(),
+    "_shares": set(),
     "_clock": VALUES,
     "_periodic": VALUES | {"_clock"},
     "_machine": BASE,

@@ -9,12 +9,10 @@ import pyarrow as pa
 from intune._clock import Clock
 from intune._machine.memory import MemoryLimit, MemoryMeter, level_limit, memory_limits, used_of_limit
 from intune._machine.system import Reading, System
+from intune._shares import COMPARED
 
 _LIMITS_SECONDS = 1.0
 """How old the list of what sets limits may be: finding it costs more than reading limits and what is used."""
-
-_PLANNED = 0.9
-"""Share of a limit up to which it is planned with, for comparing limits of different size."""
 
 
 class MemoryUse(NamedTuple):
@@ -57,7 +55,7 @@ class Headroom:
         chosen = self._own()
         if chosen is not None and (tree := self.meter.tree()).value is not None:
             found.append(MemoryUse(chosen, int(tree.value), "the loader's memory=", tree.read_from))
-        return min(found, key=lambda use: _PLANNED * use.limit_bytes - use.used_bytes, default=None)
+        return min(found, key=lambda use: COMPARED * use.limit_bytes - use.used_bytes, default=None)
 
     def _current(self) -> list[MemoryLimit]:
         now = self._clock.wall()
