@@ -15,7 +15,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 ROOT = {"__init__"}
 VALUES = {"_values", "_errors", "_words", "_shares"}
-BASE = VALUES | {"_clock", "_periodic"}
+BASE = VALUES | {"_clock", "_periodic", "_allocators"}
 CORE = BASE | {"_machine", "metrics", "pipeline", "sources", "tuners", "control", "_compose", "_read", "_watch"}
 
 MAY_IMPORT = {
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "_words": set(),
     "_shares": set(),
     "_clock": VALUES,
+    "_allocators": set(),
     "_periodic": VALUES | {"_clock"},
     "_machine": BASE,
     "metrics": BASE | {"_machine"},

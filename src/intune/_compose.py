@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from intune._allocators import release_unused
 from intune._clock import Clock, SystemClock
 from intune._errors import AllocationError, MemoryLimitError, PipelineError
 from intune._machine import (
@@ -21,7 +23,6 @@ from intune._machine import (
     parse_bytes,
     parse_share,
     process_limit,
-    release_unused,
     run_queue_seconds,
     thread_limit,
 )
@@ -211,17 +212,24 @@ def build_loader(
         use = headroom.read()
         return None if use is None else (use.limit_bytes, use.used_bytes)
 
-    engine = Engine(
-        pipeline,
-        chosen,
-        context,
-        first,
-        meter.window,
-        lambda name, target, changed, died: ProcessPool(name, target, on_change=changed, on_death=died),
-    )
+    pools = weakref.WeakSet[ProcessPool]()
+
+    def make_pool(
+        name: str, target: Callable[..., Any], changed: Callable[[], None], died: Callable[[str], None]
+    ) -> ProcessPool:
+        pool = ProcessPool(name, target, on_change=changed, on_death=died)
+        pools.add(pool)
+        return pool
+
+    def release() -> None:
+        release_unused()
+        for pool in tuple(pools):
+            pool.release_unused()
+
+    engine = Engine(pipeline, chosen, context, first, meter.window, make_pool)
     try:
         kept = _open_journal(options.journal, clock)
-        brake = BrakeThread(engine, used, engine.note, release_unused, clock)
+        brake = BrakeThread(engine, used, engine.note, release, clock)
         watched = _Watched(engine, brake.brake)
         controller = Controller(watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock)
         controller.step()  # the first allocation, before anything runs

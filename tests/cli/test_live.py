@@ -125,7 +125,9 @@ def test_it_says_for_how_long_memory_has_held_the_loader_back() -> None:
     assert rows_of(table, held(0.0))[0].endswith("held back 3.1 s by the memory limit")
 
 
-@pytest.mark.parametrize(("width", "end"), [(30, "by the m…"), (40, "by the memory limit"), (80, "by the memory limit")])
+@pytest.mark.parametrize(
+    ("width", "end"), [(30, "by the m…"), (40, "by the memory limit"), (80, "by the memory limit")]
+)
 def test_that_memory_holds_it_back_has_room_in_narrow_terminals(width: int, end: str) -> None:
     lines = rows_of(LiveTable(terminal(width), Clock()), held(1.0, 86_400.0))
     (line,) = [line for line in lines if "held back" in line]

@@ -1,10 +1,7 @@
-"""Which memory limit is nearest to being reached, and giving back what allocators keep unused."""
+"""Which memory limit is nearest to being reached."""
 
-import ctypes
 from collections.abc import Callable
 from typing import NamedTuple
-
-import pyarrow as pa
 
 from intune._clock import Clock
 from intune._machine.memory import MemoryLimit, MemoryMeter, level_limit, memory_limits, used_of_limit
@@ -78,11 +75,3 @@ class Headroom:
         if limit.limit_bytes is None or used.value is None:
             return None
         return MemoryUse(limit.limit_bytes, int(used.value), limit.read_from, used.read_from)
-
-
-def release_unused() -> None:
-    """Give back to the system what allocators keep unused: Arrow's pool, and the C library's where it can."""
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

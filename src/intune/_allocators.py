@@ -1,0 +1,14 @@
+"""Giving back to the system what allocators of this process keep unused."""
+
+import ctypes
+import sys
+
+
+def release_unused() -> None:
+    """Give back what Arrow's pool keeps, if Arrow is in use at all, and the C library where it can."""
+    arrow = sys.modules.get("pyarrow")  # a worker process may do without it
+    if arrow is not None:
+        arrow.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

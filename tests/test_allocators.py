@@ -1,0 +1,49 @@
+"""Giving back to the system what allocators keep."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from intune._allocators import release_unused
+
+MIB = 2**20
+
+
+@pytest.mark.slow
+def test_arrow_and_the_c_library_give_back_what_they_keep() -> None:
+    """In a fresh process: what was freed is resident until it is asked for."""
+    program = """
+import json
+import pyarrow as pa
+from intune._allocators import release_unused
+from intune._machine import System, own_memory
+
+def resident():
+    return own_memory(System()).value
+
+pool = pa.default_memory_pool()
+held = [pa.allocate_buffer(1 << 20, memory_pool=pool) for _ in range(64)]
+for buffer in held:
+    memoryview(buffer).cast("B")[::4096] = bytes([1]) * 256
+small = [bytearray(100_000) for _ in range(640)]  # of the heap: too small for mappings of their own
+for each in small:
+    each[::4096] = bytes([1]) * len(each[::4096])
+kept = bytearray(100_000)  # the end of the heap stays in use
+full = resident()
+del held, buffer, small, each
+release_unused()
+release_unused()
+print(json.dumps([full, resident()]))
+"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    full, after = json.loads(done.stdout)
+    assert full - after > 110 * MIB
+
+
+def test_it_can_be_asked_for_at_any_time() -> None:
+    release_unused()
