@@ -13,10 +13,11 @@ MIB = 2**20
 
 
 @pytest.mark.slow
-def test_arrow_and_the_c_library_give_back_what_they_keep() -> None:
-    """In a fresh process: what was freed is resident until it is asked for."""
+@pytest.mark.parametrize("asks", ["main", "another"])
+def test_arrow_and_the_c_library_give_back_what_they_keep(asks: str) -> None:
+    """In a fresh process: what was freed is resident until it is asked for, by a thread that had none of it, too."""
     program = """
-import json
+import json, sys, threading
 import pyarrow as pa
 from intune._allocators import release_unused
 from intune._machine import System, own_memory
@@ -34,12 +35,18 @@ for each in small:
 kept = bytearray(100_000)  # the end of the heap stays in use
 full = resident()
 del held, buffer, small, each
-release_unused()
-release_unused()
+for _ in range(2):
+    if sys.argv[1] == "main":
+        release_unused()
+    else:
+        thread = threading.Thread(target=release_unused)
+        thread.start()
+        thread.join()
 print(json.dumps([full, resident()]))
 """
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environ)
+    command = [sys.executable, "-c", program, asks]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     full, after = json.loads(done.stdout)
     assert full - after > 110 * MIB

@@ -8,6 +8,8 @@ def release_unused() -> None:
     """Give back what Arrow's pool keeps, if Arrow is in use at all, and the C library where it can."""
     arrow = sys.modules.get("pyarrow")  # a worker process may do without it
     if arrow is not None:
+        # One of Arrow's allocators, mimalloc, does nothing in a thread that has not had memory of it.
+        arrow.allocate_buffer(64)
         arrow.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
