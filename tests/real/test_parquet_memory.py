@@ -88,7 +88,7 @@ def read(file: Path, cpus: int, in_flight: int, block_rows: int, columns: list[s
     choice = json.dumps([str(file), cpus, in_flight, block_rows, columns])
     done = subprocess.run([sys.executable, "-c", READ, choice], capture_output=True, text=True, timeout=100, check=True)
     # Where even one group does not fit, that is said.
-    assert ("row group 0, about 26 MiB" in done.stderr) if in_flight < MIB else not done.stderr
+    assert ("row group 0, about 21 MiB" in done.stderr) if in_flight < MIB else not done.stderr
     return tuple(json.loads(done.stdout))
 
 
