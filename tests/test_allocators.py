@@ -4,12 +4,22 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from intune._allocators import release_unused
 
 MIB = 2**20
+
+
+def in_a_fresh_process(program: str, *arguments: str) -> Any:
+    """What it prints as JSON."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
@@ -44,12 +54,21 @@ for _ in range(2):
         thread.join()
 print(json.dumps([full, resident()]))
 """
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", program, asks]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
-    assert (done.returncode, done.stderr) == (0, "")
-    full, after = json.loads(done.stdout)
+    full, after = in_a_fresh_process(program, asks)
     assert full - after > 110 * MIB
+
+
+@pytest.mark.slow
+def test_where_arrow_had_nothing_it_is_left_alone() -> None:
+    """Its first bytes would cost two megabytes, in each worker process that only imported it."""
+    program = """
+import json
+import pyarrow as pa
+from intune._allocators import release_unused
+release_unused()
+print(json.dumps(pa.default_memory_pool().max_memory()))
+"""
+    assert in_a_fresh_process(program) == 0
 
 
 def test_it_can_be_asked_for_at_any_time() -> None:
