@@ -14,15 +14,18 @@ SOURCE = Path(__file__).parents[1] / "src" / "intune"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 ROOT = {"__init__"}
-VALUES = {"_values", "_errors", "_words"}
-BASE = VALUES | {"_clock"}
+VALUES = {"_values", "_errors", "_words", "_shares"}
+BASE = VALUES | {"_clock", "_periodic", "_allocators"}
 CORE = BASE | {"_machine", "metrics", "pipeline", "sources", "tuners", "control", "_compose", "_read", "_watch"}
 
 MAY_IMPORT = {
     "_values": VALUES,
     "_errors": set(),
     "_words": set(),
+    "_shares": set(),
     "_clock": VALUES,
+    "_allocators": set(),
+    "_periodic": VALUES | {"_clock"},
     "_machine": BASE,
     "metrics": BASE | {"_machine"},
     "pipeline": BASE | {"_machine", "metrics"},

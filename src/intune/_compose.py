@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from intune._allocators import release_unused
 from intune._clock import Clock, SystemClock
 from intune._errors import AllocationError, MemoryLimitError, PipelineError
 from intune._machine import (
@@ -21,11 +23,10 @@ from intune._machine import (
     parse_bytes,
     parse_share,
     process_limit,
-    release_unused,
     run_queue_seconds,
     thread_limit,
 )
-from intune._values import Budget, MachineSnapshot, Snapshot
+from intune._values import Budget, Snapshot
 from intune._words import size
 from intune.control import Controller, Guard, Journal
 from intune.control.brake import Brake, BrakeThread
@@ -184,17 +185,17 @@ def build_loader(
     system, clock = System(), clock or SystemClock()
     first = budget() if budget is not None else machine_budget(system, options.cpus, options.memory)
     probe = LockProbe(system, clock)
-    meter = Meter(system, clock, probe)
     latest, limited = first, options.memory is not None or budget is not None
-    headroom = Headroom(system, meter.memory, lambda: latest.memory_bytes if limited else None, clock)
-    read_budget = budget or partial(_current_budget, system, headroom, first, options)
+    headroom = Headroom(system, clock, lambda: latest.memory_bytes if limited else None)
+    meter = Meter(system, clock, headroom, probe)
+    read_budget = budget or partial(_current_budget, meter, headroom, first, options)
 
     def current_budget() -> Budget:
         nonlocal latest
         latest = read_budget()
         return latest
 
-    _check_memory(options, first, meter)
+    _check_memory(options, first, headroom)
     exact = share.world_size > 1 and share.on_uneven != "uneven"
     context = Context(
         clock,
@@ -207,28 +208,28 @@ def build_loader(
         share, options.ordered, options.on_error == "skip", options.prefetch, options.max_ahead, options.epochs
     )
 
-    def machine() -> MachineSnapshot:
-        window, use = meter.window(), headroom.read()
-        if use is None:
-            return window
-        read_from = {**window.read_from, "memory_bytes": use.used_from, "memory_limit_bytes": use.limit_from}
-        return replace(window, memory_bytes=use.used_bytes, memory_limit_bytes=use.limit_bytes, read_from=read_from)
-
     def used() -> tuple[int, int] | None:
         use = headroom.read()
         return None if use is None else (use.limit_bytes, use.used_bytes)
 
-    engine = Engine(
-        pipeline,
-        chosen,
-        context,
-        first,
-        machine,
-        lambda name, target, changed, died: ProcessPool(name, target, on_change=changed, on_death=died),
-    )
+    pools = weakref.WeakSet[ProcessPool]()
+
+    def make_pool(
+        name: str, target: Callable[..., Any], changed: Callable[[], None], died: Callable[[str], None]
+    ) -> ProcessPool:
+        pool = ProcessPool(name, target, on_change=changed, on_death=died)
+        pools.add(pool)
+        return pool
+
+    def release() -> None:
+        release_unused()
+        for pool in tuple(pools):
+            pool.release_unused()
+
+    engine = Engine(pipeline, chosen, context, first, meter.window, make_pool)
     try:
         kept = _open_journal(options.journal, clock)
-        brake = BrakeThread(engine, used, engine.note, release_unused, clock)
+        brake = BrakeThread(engine, used, engine.note, release, clock)
         watched = _Watched(engine, brake.brake)
         controller = Controller(watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock)
         controller.step()  # the first allocation, before anything runs
@@ -260,9 +261,9 @@ def _open_journal(path: str | os.PathLike[str] | None, clock: Clock) -> Journal:
         raise PipelineError(f"journal={str(path)!r} cannot be written ({why}); {advice}") from error
 
 
-def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:
+def _check_memory(options: LoaderOptions, budget: Budget, headroom: Headroom) -> None:
     """Refuse a limit that this process has passed before anything was loaded."""
-    used = meter.memory.tree().value
+    used = headroom.meter.tree().value
     if options.memory is None or budget.memory_bytes is None or used is None or used < budget.memory_bytes:
         return
     raise MemoryLimitError(
@@ -272,12 +273,12 @@ def _check_memory(options: LoaderOptions, budget: Budget, meter: Meter) -> None:
     )
 
 
-def _current_budget(system: System, headroom: Headroom, first: Budget, options: LoaderOptions) -> Budget:
+def _current_budget(meter: Meter, headroom: Headroom, first: Budget, options: LoaderOptions) -> Budget:
     """The budget now: quotas, affinity and memory limits that change while running are obeyed.
 
     CPUs grow no further than they were at the start, and stay as the user said if he did.
     """
-    cpus = first.cpus if options.cpus is not None else min(first.cpus, cpu_reading(system).cpus)
+    cpus = first.cpus if options.cpus is not None else min(first.cpus, meter.cpus)
     return replace(first, cpus=cpus, memory_bytes=_memory_bytes(options.memory, headroom.least_limit()))
 
 

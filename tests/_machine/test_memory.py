@@ -100,7 +100,7 @@ def test_the_machine_itself_is_a_limit(machine: Any) -> None:
 def test_nothing_can_be_read(machine_at: Any, tmp_path: Path, clock: Any) -> None:
     system = machine_at(tmp_path / "none").system()
     assert memory_limit(system).limit_bytes is None
-    used = MemoryMeter(system, clock).used()
+    used = MemoryMeter(system, clock).tree()
     assert used.value is None
     assert "no process could be read" in used.read_from
 
@@ -201,44 +201,6 @@ def test_the_tightest_limit_wins(machine_at: Any, v1: list[Any], v2: list[Any], 
         assert limit.limit_bytes == min(filter(None, known))
 
 
-def test_used_is_what_the_limiting_group_counts(machine: Any, clock: Any) -> None:
-    machine.mount("v2", POINT, group="/pod/container")
-    machine.level(f"{POINT}/pod", {"memory.max": f"{GIB}\n", "memory.stat": "anon 700\nfile 9999\nshmem 30\n"})
-    machine.level(f"{POINT}/pod/container", {"memory.max": "max\n", "memory.stat": "anon 5\nshmem 5\n"})
-    used = MemoryMeter(machine.system(), clock).used()
-    assert used == (730, f"anon + shmem in {machine.root}{POINT}/pod/memory.stat")
-
-
-def test_used_of_a_v1_group_counts_the_groups_below(machine: Any, clock: Any) -> None:
-    machine.mount("memory", V1)
-    machine.write(f"{V1}/memory.limit_in_bytes", f"{GIB}\n")
-    machine.write(f"{V1}/memory.stat", "rss 1\nshmem 2\ntotal_cache 9999\ntotal_rss 700\ntotal_shmem 30\n")
-    used = MemoryMeter(machine.system(), clock).used()
-    assert used == (730, f"total_rss + total_shmem in {machine.root}{V1}/memory.stat")
-
-
-def test_a_group_that_does_not_tell_shared_memory_is_not_trusted(machine: Any, clock: Any) -> None:
-    machine.mount("memory", V1)
-    machine.write(f"{V1}/memory.limit_in_bytes", f"{GIB}\n")
-    machine.write(f"{V1}/memory.stat", "rss 1\ntotal_rss 700\n")
-    process(machine, os.getpid(), anon=100, pss=120)
-    used = MemoryMeter(machine.system(), clock).used()
-    assert used.value == 120 * 1024
-    assert f"no total_shmem in {machine.root}{V1}/memory.stat" in used.read_from
-
-
-def test_used_follows_the_limit_when_another_one_becomes_the_tightest(machine: Any, clock: Any) -> None:
-    machine.mount("v2", POINT)
-    machine.level(POINT, {"memory.max": f"{GIB}\n", "memory.stat": "anon 700\nshmem 30\n"})
-    process(machine, os.getpid(), anon=100, pss=120)
-    meter = MemoryMeter(machine.system(), clock)
-    assert meter.used().value == 730
-    assert meter.tree().value == 120 * 1024
-    machine.level(POINT, {"memory.max": "max\n"})
-    assert meter.limit().limit_bytes == 8 * GIB
-    assert meter.used().value == 120 * 1024
-
-
 def test_pss_is_summed_over_the_tree_and_moved_by_what_is_resident(machine: Any, clock: Any) -> None:
     me = os.getpid()
     process(machine, me, anon=1000, shmem=400, pss=1250, children=f"{me + 1} ")
@@ -258,10 +220,36 @@ def test_pss_is_taken_as_seldom_as_its_cost_asks_for(machine: Any, clock: Any) -
     meter = MemoryMeter(machine.system(), _Costly(clock, seconds=0.05))
     meter.tree()
     process(machine, me, anon=1000, pss=700)
-    clock.wall_seconds += 0.05 / 0.005 - 0.1
+    clock.wall_seconds += 0.05 / 0.001 - 0.1
     assert meter.tree().value == 500 * 1024
     clock.wall_seconds += 0.2
     assert meter.tree().value == 700 * 1024
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_pss_is_taken_five_times_as_often_while_processes_share_memory(machine: Any, clock: Any, moved: bool) -> None:
+    """Shared with a child from the start, or shared pages that came to be since."""
+    me, size = os.getpid(), 20 * 1024
+    process(machine, me, anon=1000, shmem=0 if moved else size, pss=1000 if moved else 1000 + size // 8)
+    meter = MemoryMeter(machine.system(), _Costly(clock, seconds=0.05))
+    before = meter.tree().value
+    process(machine, me, anon=1000, shmem=size, pss=1700)
+    clock.wall_seconds += 0.05 / 0.005 - 0.1
+    assert meter.tree().value == before + (size * 1024 if moved else 0)
+    clock.wall_seconds += 0.2
+    assert meter.tree().value == 1700 * 1024
+
+
+def test_whoever_lists_the_processes_spares_the_next_reading_its_list(machine: Any, clock: Any) -> None:
+    me = os.getpid()
+    process(machine, me, anon=100, pss=100)
+    meter = MemoryMeter(machine.system(), clock)
+    meter.tree()
+    process(machine, me, anon=100, pss=100, children=f"{me + 1} ")
+    process(machine, me + 1, anon=30, pss=30, parent=me)
+    assert meter.tree().value == 100 * 1024
+    assert [key.pid for key in meter.members()] == [me, me + 1]
+    assert meter.tree().value == 130 * 1024
 
 
 def test_pss_is_taken_sooner_while_a_process_is_new(machine: Any, clock: Any) -> None:
@@ -272,9 +260,10 @@ def test_pss_is_taken_sooner_while_a_process_is_new(machine: Any, clock: Any) ->
     # A forked child shares all its pages; until PSS is taken it counts in full.
     process(machine, me, anon=1000, pss=500, children=f"{me + 1} ")
     process(machine, me + 1, anon=1000, pss=500, parent=me)
-    clock.wall_seconds += 1.1
+    clock.wall_seconds += 1.15
+    meter.members()
     assert meter.tree().value == 2000 * 1024
-    clock.wall_seconds += 0.2
+    clock.wall_seconds += 0.1
     assert meter.tree().value == 1000 * 1024
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from intune._clock import SystemClock
-from intune._machine import LockProbe, Meter, System, run_queue_seconds
+from intune._machine import Headroom, LockProbe, Meter, System, run_queue_seconds
 from intune._values import MachineSnapshot
 
 ME = os.getpid()
@@ -149,12 +149,26 @@ def test_memory_and_its_limit(machine: Any, clock: Any) -> None:
     machine.level(POINT, {"cpu.max": "300000 100000\n", "memory.max": "1000\n", "memory.stat": "anon 700\nshmem 30\n"})
     meter = Meter(machine.system(), clock)
     window = meter.window()
+    assert meter.cpus == 3
     assert (window.cpus, window.memory_bytes, window.memory_limit_bytes) == (3, 730, 1000)
     machine.level(POINT, {"cpu.max": "200000 100000\n", "memory.max": "900\n"})
     window = meter.window()
     assert (window.cpus, window.memory_limit_bytes) == (2, 900)
     assert window.read_from["memory_limit_bytes"] == f"{machine.root}{POINT}/memory.max"
-    assert meter.memory.used().value == 730
+    assert window.memory_bytes == 730
+    assert meter.cpus == 2
+
+
+def test_memory_is_what_the_headroom_says(machine: Any, clock: Any) -> None:
+    """A limit that the user chose is compared too."""
+    machine.mount("v2", POINT)
+    machine.level(POINT, {"memory.max": f"{2**30}\n", "memory.stat": "anon 700\nshmem 30\n"})
+    process(machine)
+    system = machine.system()
+    window = Meter(system, clock, Headroom(system, clock, lambda: 2**20)).window()
+    assert (window.memory_bytes, window.memory_limit_bytes) == (120 * 1024, 2**20)
+    assert window.read_from["memory_limit_bytes"] == "the loader's memory="
+    assert window.read_from["memory_bytes"].startswith("Pss in /proc/PID/smaps_rollup of 1 processes")
 
 
 @pytest.mark.skipif(run_queue_seconds(System()) is None, reason="this kernel keeps no run-queue times")
@@ -172,7 +186,7 @@ def test_lock_wait_of_a_real_probe() -> None:
 
     clock = Clock()
     probe = LockProbe(System(), clock, sleep_seconds=0.001)
-    meter = Meter(System(), clock, probe)
+    meter = Meter(System(), clock, probe=probe)
     assert meter.window().lock_wait_seconds is None
     probe.start()
     assert sampled.wait(60)

@@ -137,17 +137,17 @@ def test_memory_limit_of_the_outer_group_and_what_is_used_of_it(group: Group) ->
         [inner],
         f"""
 limit = memory_limit(system)
-meter = MemoryMeter(system, SystemClock())
-figures = [meter.used().value]
+headroom = Headroom(system, SystemClock())
+figures = [headroom.read().used_bytes]
 anonymous = mmap.mmap(-1, 48 * {MIB}, flags=mmap.MAP_PRIVATE)
 anonymous.write(b"x" * len(anonymous))
-figures.append(meter.used().value)
+figures.append(headroom.read().used_bytes)
 fd = os.memfd_create("shared")
 os.write(fd, b"x" * 16 * {MIB})
-figures.append(meter.used().value)
+figures.append(headroom.read().used_bytes)
 anonymous.close()
-figures.append(meter.used().value)
-print(json.dumps([limit.limit_bytes, limit.read_from, meter.used().read_from, figures]))
+figures.append(headroom.read().used_bytes)
+print(json.dumps([limit.limit_bytes, limit.read_from, headroom.read().used_from, figures]))
 """,
     )
     limit, limit_from, used_from, (at_start, anonymous, shared, freed) = found
@@ -178,9 +178,7 @@ def test_the_limit_that_is_nearest_and_a_change_of_it(group: Group) -> None:
         found = run_in(
             [inner],
             f"""
-from intune._machine import Headroom
-clock = SystemClock()
-headroom = Headroom(system, MemoryMeter(system, clock), lambda: None, clock)
+headroom = Headroom(system, SystemClock())
 uses = [headroom.read()]
 inner = {str(inner)!r}
 open(inner + "/memory.limit_in_bytes", "w").write(str(256 * {MIB}))

@@ -109,6 +109,32 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert line.split() == ["wait", "open", "0", "-", "-", "-", "-"]
 
 
+def held(share: float, seconds: float = 1.0) -> Snapshot:
+    """A window in which memory held a free CPU back."""
+    return replace(snapshot(stage("a", 2)), window_seconds=seconds, held_back_share=share, in_flight_bytes_limit=2**20)
+
+
+def test_it_says_for_how_long_memory_has_held_the_loader_back() -> None:
+    table = LiveTable(terminal(200), Clock())
+    assert "held back" not in rows_of(table, held(0.0))[0]
+    assert "held back" not in rows_of(table, held(0.09))[0]
+    window = held(0.5, 4.0)
+    for _ in range(3):  # the same one counts once
+        assert rows_of(table, window)[0].endswith("memory 2.1 of 6.0 GiB  held back 2.1 s by the memory limit")
+    assert rows_of(table, held(1.0))[0].endswith("held back 3.1 s by the memory limit")
+    assert rows_of(table, held(0.0))[0].endswith("held back 3.1 s by the memory limit")
+
+
+@pytest.mark.parametrize(
+    ("width", "end"), [(30, "by the m…"), (40, "by the memory limit"), (80, "by the memory limit")]
+)
+def test_that_memory_holds_it_back_has_room_in_narrow_terminals(width: int, end: str) -> None:
+    lines = rows_of(LiveTable(terminal(width), Clock()), held(1.0, 86_400.0))
+    (line,) = [line for line in lines if "held back" in line]
+    assert cell_len(line) <= width
+    assert line.endswith(f"held back 86,400.0 s {end}")
+
+
 def test_each_stage_in_a_line() -> None:
     table = LiveTable(terminal(180), Clock())
     window = snapshot(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from intune.control.brake import Brake, BrakeThread, Reading
+from intune.control.brake import SECONDS, Brake, Reading
 from intune.pipeline.growth import Growth
 from intune.pipeline.ledger import Charge, Forecast, Ledger
 
@@ -216,13 +216,15 @@ def run(
     braked: bool = True,
 ) -> Plant:
     """A scene with the brake, or without; `limit` may change its limit (seconds, limit) -> limit while it runs."""
-    plant, brake = Plant(chosen, seed), Brake()
-    for step in range(int(seconds / BrakeThread.SECONDS)):
-        now = step * BrakeThread.SECONDS
+    plant, brake, next_one = Plant(chosen, seed), Brake(), 0.0
+    for step in range(int(seconds / SECONDS)):
+        now = step * SECONDS
         plant.go_on(now)
-        held, charged = plant.ledger.held, plant.ledger.charged
-        said = brake.observe(Reading(now, limit(now, BASE + chosen.extra), plant.memory, held, charged))
-        plant.ledger.budget = said.in_flight_bytes if braked else 2**60
+        if now > next_one - SECONDS / 2:
+            held, charged = plant.ledger.held, plant.ledger.charged
+            said = brake.observe(Reading(now, limit(now, BASE + chosen.extra), plant.memory, held, charged))
+            plant.ledger.budget = said.in_flight_bytes if braked else 2**60
+            next_one = now + said.seconds
         plant.peaks.append(plant.peak)
         plant.done_at.append(plant.done)
         plant.peak = plant.memory

@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import intune
+from intune import _shares
 from intune._compose import build_loader
 from intune._values import Event
-from intune.control.brake import Brake, BrakeThread, Reading, level
+from intune.control.brake import SECONDS, Brake, BrakeThread, Reading, level
 from intune.pipeline.options import LoaderOptions
 from intune.testing import ManualClock
 
@@ -239,6 +240,43 @@ class TestWhateverIsRead:
                 last = now.seconds
 
 
+class TestHowOftenItLooks:
+    def seconds(self, memory: list[int], *, charged: int = 0, limit: int = 1000) -> list[float]:
+        """Until the next reading, after each of these a tenth of a second apart."""
+        brake = Brake()
+        readings = (Reading(step * SECONDS, limit, used, charged, charged) for step, used in enumerate(memory))
+        return [round(brake.observe(now).seconds, 3) for now in readings]
+
+    def test_ten_times_a_second_until_a_second_is_known(self) -> None:
+        assert self.seconds([100] * 12) == [0.1] * 10 + [0.45] * 2
+
+    @pytest.mark.parametrize(
+        ("memory", "seconds"), [(0, 0.5), (200, 0.4), (500, 0.25), (700, 0.15), (800, 0.1), (880, 0.1), (950, 0.1)]
+    )
+    def test_the_more_often_the_more_is_used(self, memory: int, seconds: float) -> None:
+        """Growing by a whole limit a second from then on, memory would at most be half way to it."""
+        assert self.seconds([memory] * 12)[-1] == seconds
+        assert memory + 1000 * seconds <= (1000 + memory) / 2 or seconds == SECONDS
+
+    @pytest.mark.parametrize(("rise", "seconds"), [(20, 0.39), (21, 0.1)])
+    def test_more_often_for_a_second_after_a_rise(self, rise: int, seconds: float) -> None:
+        found = self.seconds([200] * 20 + [200 + rise] * 20)
+        assert found[20] == seconds
+        assert found[-1] == pytest.approx((1 - (200 + rise) / 1000) / 2, abs=0.001)
+
+    def test_more_often_while_more_than_half_of_what_is_allowed_is_in_flight(self) -> None:
+        # A little more than (870 - 100) / 8 and half of what is there may be in flight.
+        assert self.seconds([100] * 12, charged=40)[-1] == 0.45
+        assert self.seconds([500] * 12, charged=500)[-1] == 0.1
+
+    def test_the_shares_of_the_limit_are_in_their_order(self) -> None:
+        rising = [
+            _shares.RELEASE, _shares.CROWDED, _shares.RELAXED, _shares.BRAKE_PLANS, _shares.HARD, 1
+        ]  # fmt: skip
+        assert rising == sorted(set(rising))
+        assert _shares.BRAKE_PLANS < _shares.GUARD_PLANS <= _shares.HARD == _shares.COMPARED
+
+
 class TestGivingMemoryBack:
     def times(self, memory: list[int], brake: Brake | None = None, begin: float = 0.0) -> list[float]:
         """When it is asked for."""
@@ -353,13 +391,13 @@ class Bench:
     def step(self, memory: int, in_flight: int = 0, *, limit: int = 1000) -> None:
         """A tenth of a second later, with so many MiB."""
         self.found, self.work.bytes = (limit * MIB, memory * MIB), (in_flight * MIB, in_flight * MIB)
-        self.clock.advance(BrakeThread.SECONDS)
+        self.clock.advance(SECONDS)
         self.thread.step()
 
     def pass_time(self) -> None:
         """A tenth of a second in which the thread takes one reading."""
         self.clock.wait_for_sleepers()
-        self.clock.advance(BrakeThread.SECONDS)
+        self.clock.advance(SECONDS)
         self.clock.wait_for_sleepers()
 
 
@@ -443,6 +481,24 @@ class TestOneStep:
 
 
 class TestTheThread:
+    def test_it_looks_less_often_where_memory_is_far_from_its_limit(self, bench: Bench) -> None:
+        bench.thread.start()
+        for _ in range(10):
+            bench.pass_time()
+        looked = []
+        bench.thread._read = lambda: (looked.append(bench.clock.wall()), bench.found)[1]  # type: ignore[func-returns-value,assignment]
+        for _ in range(10):
+            bench.pass_time()
+        far = len(looked)
+        assert 2 <= far <= 3  # every 0.45 s, seen in steps of 0.1
+        bench.found = (1000 * MIB, 850 * MIB)
+        for _ in range(10):
+            bench.pass_time()
+        bench.thread.stop()
+        near = looked[far:]
+        assert len(near) >= 6
+        assert np.diff(near) == pytest.approx(SECONDS)
+
     def test_a_reading_each_tenth_of_a_second_until_it_is_stopped(self, bench: Bench) -> None:
         bench.thread.start()
         bench.thread.start()
@@ -473,7 +529,7 @@ class TestTheThread:
         told = bench.work.hold_back
         bench.work.hold_back = lambda size: (told(size), ended.set())[0]  # type: ignore[method-assign,func-returns-value]
         with caplog.at_level(logging.ERROR):
-            bench.clock.advance(BrakeThread.SECONDS)
+            bench.clock.advance(SECONDS)
             assert ended.wait(10)
             bench.thread.stop()
         assert bench.work.told == [int(770 * MIB / 8), None]

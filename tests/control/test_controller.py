@@ -355,7 +355,7 @@ def test_stop_from_inside_a_step_does_not_wait_for_itself() -> None:
 def test_a_tuner_that_does_not_return_is_left_alone_and_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("intune.control.controller.JOIN_SECONDS", 0.01)
+    monkeypatch.setattr("intune._periodic.JOIN_SECONDS", 0.01)
     entered, leave = threading.Event(), threading.Event()
 
     class Stuck:

@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -502,6 +503,57 @@ def test_the_bound_holds_what_reading_takes(tmp_path: Path, columns: dict[str, A
     pq.write_table(pa.table(columns), file, row_group_size=100_000)
     peak, bound = measured(file, block_rows)
     assert peak <= bound <= 8 * peak + 4_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("pages", ["usual", "large"])
+@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize("block_rows", [65_536, 1_000_000])
+def test_the_bound_of_large_groups_is_near_to_what_reading_takes(
+    tmp_path: Path, compression: str, pages: str, dictionary: bool, block_rows: int
+) -> None:
+    """Numbers, few and many of them distinct, some missing, and texts that are all different."""
+    rng, rows = np.random.default_rng(0), 300_000
+    columns: dict[str, Any] = {f"i{index}": rng.integers(0, 2**40, rows) for index in range(4)}
+    columns |= {f"s{index}": rng.integers(0, 100, rows) for index in range(4)}
+    columns["f"] = pa.array(rng.random(rows), mask=rng.random(rows) < 0.2)
+    columns["t"] = [f"{value:032x}" for value in rng.integers(0, 2**62, rows)]
+    file = tmp_path / "a.parquet"
+    most = 10**8 if pages == "large" else None
+    pq.write_table(
+        pa.table(columns),
+        file,
+        row_group_size=rows,
+        compression=compression,
+        use_dictionary=dictionary,
+        max_rows_per_page=most,
+    )
+    peak, bound = measured(file, block_rows)
+    assert peak <= bound <= 1.75 * peak
+
+
+@pytest.mark.parametrize("block_rows", [10_000, 4000])
+def test_nothing_of_a_row_group_is_held_any_more_with_its_last_block(tmp_path: Path, block_rows: int) -> None:
+    """Neither its pages, which take more than a block, nor the file."""
+    rng = np.random.default_rng(0)
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({f"x{index}": rng.integers(0, 2**40, 10_000) for index in range(20)}), file)
+    source = ParquetSource(file, block_rows=block_rows)
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    opened = source.open(0)
+    while True:
+        block = next(opened)
+        held = pool.bytes_allocated() - before
+        is_open = any(os.path.realpath(f"/proc/self/fd/{fd}") == str(file) for fd in os.listdir("/proc/self/fd"))
+        if block["x3"].equals(pq.read_table(file, columns=["x3"])["x3"].slice(10_000 - len(block)).combine_chunks()):
+            break
+        assert is_open
+        assert held > 1.5 * block.nbytes
+    assert not is_open
+    assert held <= 1.05 * block.get_total_buffer_size()
+    assert next(opened, None) is None
 
 
 # Real files.

@@ -6,7 +6,9 @@ which does not exist below the container's mount: then the mount itself is the c
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from intune._machine.system import System, read_or_none
@@ -51,8 +53,8 @@ def levels(system: System, controller: str) -> list[Level]:
         system: The machine that is asked.
         controller: "cpu", "memory" or "pids".
     """
-    paths = _own_paths(system)
-    mounts = _mounts(system)
+    paths = _own_paths(read_or_none(system.path("/proc/self/cgroup")) or "")
+    mounts = _mounts(read_or_none(system.path("/proc/self/mountinfo")) or "")
     found: list[Level] = []
     for version, group in ((1, paths.get(controller)), (2, paths.get(""))):
         if group is None:
@@ -66,10 +68,14 @@ def levels(system: System, controller: str) -> list[Level]:
     return found
 
 
-def _own_paths(system: System) -> dict[str, str]:
+# Both are read each time, but hardly ever change; taking them apart costs most.
+
+
+@lru_cache(maxsize=2)
+def _own_paths(text: str) -> Mapping[str, str]:
     """By controller the path of the own group; "" stands for v2."""
     paths = {}
-    for line in (read_or_none(system.path("/proc/self/cgroup")) or "").splitlines():
+    for line in text.splitlines():
         _, _, rest = line.partition(":")
         names, found, path = rest.partition(":")
         if found:
@@ -77,9 +83,10 @@ def _own_paths(system: System) -> dict[str, str]:
     return paths
 
 
-def _mounts(system: System) -> list[_Mount]:
+@lru_cache(maxsize=2)
+def _mounts(text: str) -> tuple[_Mount, ...]:
     mounts = []
-    for line in (read_or_none(system.path("/proc/self/mountinfo")) or "").splitlines():
+    for line in text.splitlines():
         head, found, tail = line.partition(" - ")
         before, after = head.split(" "), tail.split(" ")
         if not found or len(before) < 5 or after[0] not in ("cgroup", "cgroup2"):
@@ -87,7 +94,7 @@ def _mounts(system: System) -> list[_Mount]:
         version: Literal[1, 2] = 2 if after[0] == "cgroup2" else 1
         options = frozenset(after[2].split(",")) if len(after) > 2 else frozenset()
         mounts.append(_Mount(_unescape(before[3]), _unescape(before[4]), version, options))
-    return mounts
+    return tuple(mounts)
 
 
 def _unescape(path: str) -> str:

@@ -1,20 +1,15 @@
-"""Which memory limit is nearest to being reached, and giving back what allocators keep unused."""
+"""Which memory limit is nearest to being reached."""
 
-import ctypes
 from collections.abc import Callable
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from intune._clock import Clock
 from intune._machine.memory import MemoryLimit, MemoryMeter, level_limit, memory_limits, used_of_limit
-from intune._machine.system import System
+from intune._machine.system import Reading, System
+from intune._shares import COMPARED
 
 _LIMITS_SECONDS = 1.0
 """How old the list of what sets limits may be: finding it costs more than reading limits and what is used."""
-
-_PLANNED = 0.9
-"""Share of a limit up to which it is planned with, for comparing limits of different size."""
 
 
 class MemoryUse(NamedTuple):
@@ -34,13 +29,16 @@ class Headroom:
 
     Args:
         system: The machine that is asked.
-        meter: Measures the process tree.
-        own: The user's limit in bytes; None = none was chosen.
         clock: For the age of what was read.
+        own: The user's limit in bytes; None = none was chosen.
+
+    Attributes:
+        meter: Measures the process tree.
     """
 
-    def __init__(self, system: System, meter: MemoryMeter, own: Callable[[], int | None], clock: Clock) -> None:
-        self._system, self._meter, self._own, self._clock = system, meter, own, clock
+    def __init__(self, system: System, clock: Clock, own: Callable[[], int | None] = lambda: None) -> None:
+        self.meter = MemoryMeter(system, clock)
+        self._system, self._own, self._clock = system, own, clock
         self._limits: list[MemoryLimit] = []
         self._read_at: float | None = None
 
@@ -52,9 +50,9 @@ class Headroom:
         """The limit that is nearest to being reached; None = nothing could be read."""
         found = [use for use in (self._use(limit) for limit in self._current()) if use is not None]
         chosen = self._own()
-        if chosen is not None and (tree := self._meter.tree()).value is not None:
+        if chosen is not None and (tree := self.meter.tree()).value is not None:
             found.append(MemoryUse(chosen, int(tree.value), "the loader's memory=", tree.read_from))
-        return min(found, key=lambda use: _PLANNED * use.limit_bytes - use.used_bytes, default=None)
+        return min(found, key=lambda use: COMPARED * use.limit_bytes - use.used_bytes, default=None)
 
     def _current(self) -> list[MemoryLimit]:
         now = self._clock.wall()
@@ -72,15 +70,8 @@ class Headroom:
     def _use(self, limit: MemoryLimit) -> MemoryUse | None:
         used = used_of_limit(self._system, limit)
         if used.value is None and limit.level is not None:
-            used = self._meter.tree()  # the kernel does not say what the group uses
+            tree = self.meter.tree()  # the kernel does not say what the group uses
+            used = Reading(tree.value, f"{tree.read_from} ({used.read_from})")
         if limit.limit_bytes is None or used.value is None:
             return None
         return MemoryUse(limit.limit_bytes, int(used.value), limit.read_from, used.read_from)
-
-
-def release_unused() -> None:
-    """Give back to the system what allocators keep unused: Arrow's pool, and the C library's where it can."""
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

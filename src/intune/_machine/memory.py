@@ -3,8 +3,8 @@
 Used is what cannot be dropped: anonymous and shared pages. Where a control group sets the limit, its own count
 of them is taken, as that is what the kernel will compare. Elsewhere it is the proportional size (PSS) of those
 of the process tree. PSS costs the kernel some 13 ms for each GiB of small pages, so it is taken as seldom as keeps its
-cost at 0.5 % of a core; in between, the last one is moved by the growth of resident anonymous and shared memory, which
-costs microseconds.
+cost at 0.5 % of a core, and at 0.1 % while processes share next to nothing; in between, the last one is moved by the
+growth of resident anonymous and shared memory, which costs microseconds.
 """
 
 import os
@@ -12,24 +12,30 @@ import resource
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from intune._clock import Clock
 from intune._machine.cgroups import Level, levels
-from intune._machine.system import Reading, System, numbers, read_or_none
-from intune._machine.tree import Key, ProcessTree
+from intune._machine.system import Reading, System, picked, read_or_none
+from intune._machine.tree import Key, Process, ProcessTree
 
 _UNLIMITED = 2**60
 """cgroup v1 says "no limit" by a number just below 2**63."""
 
 _ADDRESS_SPACE = "RLIMIT_AS"
 
-_LIST_SECONDS = 1.0
-"""How old the list of processes may be when memory is read."""
+_LIST_SECONDS = 1.5
+"""How old the list of processes may be when memory is read; whoever makes one once a second spares us ours."""
 
-_COST_SHARE = 0.005
+_COST_SHARE = 0.001
+_COST_SHARE_SHARED = 0.005
 _COST_SHARE_NEW = 0.05
-"""CPU that taking PSS may cost, as share of the time; more while there are processes it was never taken of,
-because a forked one counts twice until then."""
+"""CPU that taking PSS may cost, as share of the time. More while processes share memory, as what is not shared any
+more counts for more; most while there are processes it was never taken of, because a forked one counts twice until
+then."""
+
+_SHARED_BYTES = 16 * 2**20
+"""Processes share memory where PSS is so much less than what is resident, or shared pages have moved by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +55,17 @@ class MemoryLimit:
 
 def physical_memory_bytes(system: System) -> int | None:
     """Memory of the machine in bytes."""
-    return _meminfo_bytes(system, "MemTotal")
+    return _meminfo(system, "MemTotal")[0]
 
 
 def available_memory_bytes(system: System) -> int | None:
     """Memory of the machine in bytes that can be had without swapping; limits of this process are not looked at."""
-    return _meminfo_bytes(system, "MemAvailable")
+    return _meminfo(system, "MemAvailable")[0]
 
 
-def _meminfo_bytes(system: System, name: str) -> int | None:
-    kibibytes = numbers(read_or_none(system.path("/proc/meminfo"))).get(name)
-    return None if kibibytes is None else kibibytes * 1024
+def _meminfo(system: System, *names: str) -> list[int | None]:
+    found = picked(read_or_none(system.path("/proc/meminfo")), *names)
+    return [found[name] * 1024 if name in found else None for name in names]
 
 
 def memory_limit(system: System) -> MemoryLimit:
@@ -89,16 +95,16 @@ def used_of_limit(system: System, limit: MemoryLimit) -> Reading:
     if limit.level is not None:
         return group_memory(limit.level)
     if limit.read_from == _ADDRESS_SPACE:
-        kibibytes = numbers(read_or_none(system.path("/proc/self/status"))).get("VmSize")
+        kibibytes = picked(read_or_none(system.path("/proc/self/status")), "VmSize").get("VmSize")
         return Reading(None if kibibytes is None else kibibytes * 1024, "VmSize in /proc/self/status")
-    physical, available = physical_memory_bytes(system), available_memory_bytes(system)
+    physical, available = _meminfo(system, "MemTotal", "MemAvailable")
     used = None if physical is None or available is None else physical - available
     return Reading(used, "MemTotal - MemAvailable in /proc/meminfo")
 
 
 def own_memory(system: System) -> Reading:
     """Anonymous and shared bytes of this process alone, shared ones in full."""
-    status = numbers(read_or_none(system.path("/proc/self/status")))
+    status = picked(read_or_none(system.path("/proc/self/status")), "RssAnon", "RssShmem")
     known = "RssAnon" in status and "RssShmem" in status
     size = (status["RssAnon"] + status["RssShmem"]) * 1024 if known else None
     return Reading(size, "RssAnon + RssShmem in /proc/self/status")
@@ -106,7 +112,8 @@ def own_memory(system: System) -> Reading:
 
 def swap_bytes(system: System) -> tuple[int | None, int | None]:
     """Swap of the machine in bytes: (all of it, what is free)."""
-    return _meminfo_bytes(system, "SwapTotal"), _meminfo_bytes(system, "SwapFree")
+    total, free = _meminfo(system, "SwapTotal", "SwapFree")
+    return total, free
 
 
 def level_limit(level: Level) -> MemoryLimit | None:
@@ -129,7 +136,7 @@ def _hidden_limit(system: System, seen: list[MemoryLimit]) -> list[MemoryLimit]:
     if not own:
         return []
     file = own[0].file("memory.stat")
-    limit = numbers(read_or_none(file)).get("hierarchical_memory_limit", _UNLIMITED)
+    limit = picked(read_or_none(file), "hierarchical_memory_limit").get("hierarchical_memory_limit", _UNLIMITED)
     visible = [each.limit_bytes for each in seen if each.limit_bytes and each.level and each.level.version == 1]
     if limit >= min(visible, default=_UNLIMITED):
         return []
@@ -141,7 +148,7 @@ def group_memory(level: Level) -> Reading:
     """Anonymous and shared bytes of a control group and those below it; None where the kernel does not say."""
     names = ("anon", "shmem") if level.version == 2 else ("total_rss", "total_shmem")
     file = level.file("memory.stat")
-    stat = numbers(read_or_none(file))
+    stat = picked(read_or_none(file), *names)
     missing = [name for name in names if name not in stat]
     if missing:
         return Reading(None, f"no {' and '.join(missing)} in {file}")
@@ -160,31 +167,25 @@ class MemoryMeter:
 
     def __init__(self, system: System, clock: Clock) -> None:
         """Args: system: the machine that is asked. clock: for the age of readings and their cost."""
-        self._system = system
         self._lock = threading.Lock()
         self._tree = TreeMemory(system, clock, ProcessTree(system, os.getpid()))
-        self._limit: MemoryLimit | None = None
-
-    def limit(self) -> MemoryLimit:
-        """The tightest limit, read anew."""
-        self._limit = memory_limit(self._system)
-        return self._limit
-
-    def used(self) -> Reading:
-        """Bytes used of the limit: the group's where a group set it when it was last read, else the tree's."""
-        level = (self._limit or self.limit()).level
-        if level is None:
-            return self.tree()
-        group = group_memory(level)
-        if group.value is not None:
-            return group
-        tree = self.tree()
-        return Reading(tree.value, f"{tree.read_from} ({group.read_from})")
 
     def tree(self) -> Reading:
         """Bytes of this process and its descendants, whatever sets the limit."""
         with self._lock:
             return self._tree.read()
+
+    def members(self) -> dict[Key, Process]:
+        """This process and its descendants, listed anew."""
+        with self._lock:
+            return self._tree.members()
+
+
+class _Resident(NamedTuple):
+    """Bytes of a process that are in memory: its own, and those that others may have too, in full."""
+
+    anonymous: int
+    shared: int
 
 
 class TreeMemory:
@@ -198,6 +199,7 @@ class TreeMemory:
         self._keys: list[Key] = []
         self._listed_at: float | None = None
         self._corrections: dict[Key, int] = {}
+        self._shared_pages = 0
         self._unreadable = 0
         self._taken_at: float | None = None
         self._cost_seconds = 0.0
@@ -206,40 +208,57 @@ class TreeMemory:
         """Bytes now: an upper estimate while a process is new, exact at least whenever that is cheap."""
         now = self._clock.wall()
         if self._listed_at is None or now - self._listed_at >= _LIST_SECONDS:
-            self._keys, self._listed_at = list(self._processes.members()), now
+            self.members()
         resident = {key: size for key in self._keys if (size := self._resident(key.pid)) is not None}
         if not resident:
             return Reading(None, f"no process could be read below {self._system.path('/proc')}")
-        if self._due(now, resident.keys() <= self._corrections.keys()):
+        if self._due(now, resident):
             self._take(resident)
-        total = sum(size + self._corrections.get(key, 0) for key, size in resident.items())
+        total = sum(sum(size) + self._corrections.get(key, 0) for key, size in resident.items())
         return Reading(max(0, total), self._read_from(len(resident)))
 
-    def _due(self, now: float, all_known: bool) -> bool:
+    def members(self) -> dict[Key, Process]:
+        """The processes, listed anew."""
+        found = self._processes.members()
+        self._keys, self._listed_at = list(found), self._clock.wall()
+        return found
+
+    def _due(self, now: float, resident: "dict[Key, _Resident]") -> bool:
         if self._taken_at is None:
             return True
-        share = _COST_SHARE if all_known else _COST_SHARE_NEW
+        share = _COST_SHARE
+        if not resident.keys() <= self._corrections.keys():
+            share = _COST_SHARE_NEW
+        elif self._shares(resident):
+            share = _COST_SHARE_SHARED
         return now - self._taken_at >= self._cost_seconds / share
 
-    def _take(self, resident: dict[Key, int]) -> None:
+    def _shares(self, resident: "dict[Key, _Resident]") -> bool:
+        if -sum(self._corrections.values()) > _SHARED_BYTES:
+            return True
+        return abs(sum(size.shared for size in resident.values()) - self._shared_pages) > _SHARED_BYTES
+
+    def _take(self, resident: "dict[Key, _Resident]") -> None:
         """Take PSS of every process and keep by how much it differs from what is resident."""
         begun = self._clock.cpu()
         self._corrections = {}
         self._unreadable = 0
+        self._shared_pages = sum(size.shared for size in resident.values())
         for key, size in resident.items():
-            pss = _fixed_pss(numbers(read_or_none(self._system.path(f"/proc/{key.pid}/smaps_rollup"))))
+            rollup = read_or_none(self._system.path(f"/proc/{key.pid}/smaps_rollup"))
+            pss = _fixed_pss(picked(rollup, "Pss", "Pss_Anon", "Pss_Shmem"))
             self._unreadable += pss is None
-            self._corrections[key] = (self._unshared(key.pid) if pss is None else pss * 1024) - size
+            self._corrections[key] = (self._unshared(key.pid) if pss is None else pss * 1024) - sum(size)
         self._cost_seconds = self._clock.cpu() - begun
         self._taken_at = self._clock.wall()
 
-    def _resident(self, pid: int) -> int | None:
+    def _resident(self, pid: int) -> "_Resident | None":
         """Anonymous and shared bytes in memory, shared ones in full; None if it has ended."""
         text = read_or_none(self._system.path(f"/proc/{pid}/status"))
         if text is None:
             return None
-        status = numbers(text)
-        return (status.get("RssAnon", 0) + status.get("RssShmem", 0)) * 1024
+        status = picked(text, "RssAnon", "RssShmem")
+        return _Resident(status.get("RssAnon", 0) * 1024, status.get("RssShmem", 0) * 1024)
 
     def _unshared(self, pid: int) -> int:
         """Bytes in memory less shared ones: a lower estimate where PSS must not be read."""

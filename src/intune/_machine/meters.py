@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from intune._clock import Clock
 from intune._machine.cgroups import levels
 from intune._machine.cpus import read_cpus
-from intune._machine.memory import MemoryMeter
+from intune._machine.headroom import Headroom
 from intune._machine.probe import LockProbe
 from intune._machine.system import Reading, System, numbers, read_or_none
-from intune._machine.tree import Count, Key, Process, ProcessTree, TreeCounter
+from intune._machine.tree import Count, Key, Process, TreeCounter
 from intune._values import MachineSnapshot
 
 _BUSY_FIELDS = (1, 2, 3, 6, 7)
@@ -20,23 +20,26 @@ class Meter:
     """Turns counters that only grow into figures of one window. Not safe for several threads at once.
 
     Attributes:
-        memory: Memory alone, for readings between windows.
+        cpus: CPUs that this process may use, as read when the last window was closed.
     """
 
-    def __init__(self, system: System, clock: Clock, probe: LockProbe | None = None) -> None:
+    def __init__(
+        self, system: System, clock: Clock, headroom: Headroom | None = None, probe: LockProbe | None = None
+    ) -> None:
         """Begin the first window.
 
         Args:
             system: The machine that is asked.
             clock: For the length of windows.
+            headroom: Says what memory there is and what is used of it; None = the machine's.
             probe: A probe of the interpreter lock that the caller starts and stops; None = no such figure.
         """
-        self.memory = MemoryMeter(system, clock)
+        self.cpus = 1
+        self._headroom = headroom or Headroom(system, clock)
         self._system = system
         self._clock = clock
         self._probe = probe
         self._pid = os.getpid()
-        self._tree = ProcessTree(system, self._pid)
         self._cpu, self._io = TreeCounter(), TreeCounter()
         self._all, self._throttled, self._pressure = _Growth(), _Growth(), _Growth()
         self._wall = clock.wall()
@@ -50,8 +53,10 @@ class Meter:
         wall = self._clock.wall()
         seconds, self._wall = wall - self._wall, wall
         cpus, problems = read_cpus(self._system)
-        members = self._tree.members()
-        limit = self.memory.limit()
+        self.cpus = cpus.cpus
+        members = self._headroom.meter.members()
+        memory = self._headroom.read()
+        unknown = "no memory limit could be read together with what is used of it"
         readings = {
             "cpu_seconds_used": self._cpu_used(members),
             "cpu_seconds_all": self._cpu_all(),
@@ -59,7 +64,6 @@ class Meter:
             "pressure_share": self._pressure_share(seconds),
             "lock_wait_seconds": self._lock_wait(),
             "read_bytes": self._read_bytes(members),
-            "memory_bytes": self.memory.used(),
         }
         figures = {name: reading.value for name, reading in readings.items()}
         return MachineSnapshot(
@@ -70,11 +74,12 @@ class Meter:
             pressure_share=figures["pressure_share"],
             lock_wait_seconds=figures["lock_wait_seconds"],
             read_bytes=_whole(figures["read_bytes"]),
-            memory_bytes=_whole(figures["memory_bytes"]),
-            memory_limit_bytes=limit.limit_bytes,
+            memory_bytes=memory.used_bytes if memory else None,
+            memory_limit_bytes=memory.limit_bytes if memory else None,
             read_from={
                 "cpus": "; ".join([cpus.read_from["cpus"], *problems]),
-                "memory_limit_bytes": limit.read_from,
+                "memory_bytes": memory.used_from if memory else unknown,
+                "memory_limit_bytes": memory.limit_from if memory else unknown,
                 **{name: reading.read_from for name, reading in readings.items()},
             },
         )

@@ -2,9 +2,11 @@
 
 import os
 import threading
+from collections.abc import Generator
 
 from intune._clock import Clock
 from intune._machine.system import System, read_or_none
+from intune._periodic import Periodic
 
 
 def run_queue_seconds(system: System, thread_id: int | None = None) -> float | None:
@@ -39,26 +41,18 @@ class LockProbe:
         self._system = system
         self._clock = clock
         self._sleep_seconds = sleep_seconds
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = Periodic("intune-lock-probe", self._sample, clock)
         self._lock = threading.Lock()
         self._waited_seconds = 0.0
         self._samples = 0
 
     def start(self) -> None:
         """Start the thread; nothing happens if it runs."""
-        if self._thread is None:
-            self._wake = threading.Event()
-            thread = threading.Thread(target=self._run, args=(self._wake,), name="intune-lock-probe", daemon=True)
-            thread.start()
-            self._thread = thread  # not before: an interrupt in between must not leave one that cannot be joined
+        self._thread.start()
 
     def stop(self) -> None:
         """End the thread and wait for its end; nothing happens if none runs."""
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._thread.stop()
 
     def mean_wait_seconds(self) -> float | None:
         """Mean wait for the interpreter lock since the last call; None without samples."""
@@ -67,28 +61,25 @@ class LockProbe:
             self._waited_seconds, self._samples = 0.0, 0
         return waited / samples if samples else None
 
-    def _run(self, wake: threading.Event) -> None:
+    def _sample(self) -> Generator[float, None, None]:
         try:
             # Kept open: to open it costs more than all else that is done in a round.
             schedstat = os.open(self._system.path("/proc/thread-self/schedstat"), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return
         try:
-            self._sample(schedstat, wake)
+            queued = _read_queued(schedstat)
+            while queued is not None:
+                begun = self._clock.wall()
+                yield self._sleep_seconds
+                overshoot = self._clock.wall() - begun - self._sleep_seconds
+                before, queued = queued, _read_queued(schedstat)
+                if queued is not None:
+                    with self._lock:
+                        self._waited_seconds += max(0.0, overshoot - (queued - before))
+                        self._samples += 1
         finally:
             os.close(schedstat)
-
-    def _sample(self, schedstat: int, wake: threading.Event) -> None:
-        queued = _read_queued(schedstat)
-        begun = self._clock.wall()
-        while queued is not None and not self._clock.sleep(self._sleep_seconds, wake):
-            overshoot = self._clock.wall() - begun - self._sleep_seconds
-            before, queued = queued, _read_queued(schedstat)
-            if queued is not None:
-                with self._lock:
-                    self._waited_seconds += max(0.0, overshoot - (queued - before))
-                    self._samples += 1
-            begun = self._clock.wall()
 
 
 def _read_queued(schedstat: int) -> float | None:

@@ -1,9 +1,11 @@
 """Where to ask: one root folder, the environment and three calls, so that tests can pretend another machine."""
 
 import os
+import re
 import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -85,6 +87,16 @@ def numbers(text: str | None) -> dict[str, int]:
         if len(words) >= 2 and words[1].isdecimal():
             found[words[0].rstrip(":")] = int(words[1])
     return found
+
+
+def picked(text: str | None, *names: str) -> dict[str, int]:
+    """What `numbers` finds under these names: a third of its cost on files of which few lines are wanted."""
+    return {name: int(number) for name, number in _lines_of(names).findall(text or "")}
+
+
+@lru_cache(maxsize=64)
+def _lines_of(names: tuple[str, ...]) -> "re.Pattern[str]":
+    return re.compile(rf"^({'|'.join(map(re.escape, names))}):?[ \t]+([0-9]+)(?!\S)", re.MULTILINE)
 
 
 def process_ids(system: System) -> list[int]:

@@ -16,7 +16,7 @@ import intune
 from intune._clock import SystemClock
 from intune._compose import machine_budget
 from intune._machine import (
-    MemoryMeter,
+    Headroom,
     Reading,
     System,
     TaskLimit,
@@ -399,7 +399,7 @@ def _gpu(system: System, ask_torch: bool) -> GpuFacts:
 
 def _choices(system: System, cpus: int) -> ChoiceFacts:
     budget = machine_budget(system, cpus, None)
-    used = _whole(MemoryMeter(system, SystemClock()).used())
+    use = Headroom(system, SystemClock()).read()
     most = budget.memory_bytes
     return ChoiceFacts(
         cpus=budget.cpus,
@@ -407,7 +407,7 @@ def _choices(system: System, cpus: int) -> ChoiceFacts:
         max_threads=budget.max_threads,
         max_processes=budget.max_processes,
         memory_bytes=most,
-        in_flight_bytes=None if most is None else in_flight_limit(most, used),
+        in_flight_bytes=None if use is None else in_flight_limit(use.limit_bytes, use.used_bytes),
         arrow_allocator=pa.default_memory_pool().backend_name,
     )
 

@@ -20,6 +20,7 @@ from rich.text import Text
 from intune._values import Snapshot, StageSnapshot
 from intune._words import clock as on_a_clock
 from intune._words import gib
+from intune.control.shortage import Shortage, shortage
 from intune.recsys.progress import Standing, Window
 
 EVERY_SECONDS = 0.5
@@ -28,6 +29,9 @@ RATE_SECONDS = 10.0
 
 CHANGES = 3
 """Changes that are listed below the table where it has no column for them."""
+
+LEAST_HELD_SECONDS = 0.1
+"""For less the table does not say that memory held the loader back."""
 
 _WIDE = 150
 """Columns from which each stage's last change stands in its line."""
@@ -69,6 +73,7 @@ class LiveTable:
         self._standing: Standing | None = None
         self._pace = Pace()
         self._changes = Changes()
+        self._held = HeldBack()
         self._failed = False
 
     def echo(self, line: str) -> None:
@@ -128,9 +133,12 @@ class LiveTable:
     def table(self, window: Snapshot | None) -> Text:
         """Where training stands, and the stages over this window, never larger than the terminal."""
         now, (width, height) = self._clock(), self._console.size
-        lines = _packed(self._figures(now, window, _count if width >= 60 else _short), width)
         if window is not None:
             self._changes.note(window, now)
+            self._held.note(window)
+        held = [_cut(text, width) for text in self._held.words()]
+        lines = _packed([*self._figures(now, window, _count if width >= 60 else _short), *held], width)
+        if window is not None:
             lines += _stage_lines(window, self._changes, now, width)
         most = max(1, height - 1)  # what has left the screen could not be taken away at the end
         if len(lines) > most:
@@ -216,6 +224,25 @@ class Changes:
     def latest(self) -> list[str]:
         """The stages to which something happened, the last first."""
         return list(reversed(self._last))
+
+
+class HeldBack:
+    """For how long the memory limit held the loader back, over all windows that were shown."""
+
+    def __init__(self) -> None:
+        self._window: Snapshot | None = None
+        self._seconds = 0.0
+
+    def note(self, window: Snapshot) -> None:
+        """Take up a window; nothing happens where it was the last one already."""
+        if window is not self._window:
+            self._window = window
+            cost = shortage(window)
+            self._seconds += cost.seconds if cost is not None else 0.0
+
+    def words(self) -> list[str]:
+        """As in "held back 3.1 s by the memory limit"; none where that is not worth a word."""
+        return [Shortage(self._seconds, 0, 0.0).in_words()] if self._seconds >= LEAST_HELD_SECONDS else []
 
 
 def _refresh(live: Live, stop: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""The brake: what items in flight may hold, by what is measured ten times a second.
+"""The brake: what items in flight may hold, by what is measured up to ten times a second.
 
 The guard predicts once in an interval, from figures of the tuner's windows. Between two of them items may turn out
 larger than any before, functions may allocate what nobody can see from outside, and others may take memory. The brake
@@ -15,31 +15,33 @@ and no more than 1.5 times what was charged at any time until half a second ago,
 comes of more in flight shows before still more is. Past 0.9 of the limit, or where the next tenth of a second would
 bring it there, nothing goes on but what order waits for, until memory has fallen below 0.85.
 
+It looks ten times a second while memory is near the limit, is moving, or may soon hold items back; else after half of
+the time in which memory would be full if it grew by a whole limit a second, and at least twice a second. Near the limit
+it could not stop a growth as fast as that either.
+
 Where more than 0.8 of the limit is used without items, these shares are laid into what is left above that, as they lie
 between 0.8 and 1: a trainer that fills the memory leaves the loader little, but does not hold it for ever.
 """
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from intune._clock import Clock
+from intune._periodic import Periodic
+from intune._shares import BRAKE_PLANS, CROWDED, HARD, RELAXED, RELEASE
 from intune._values import Event
 from intune._words import size
 
 _log = logging.getLogger(__name__)
 
-USABLE = 0.87
-"""Share of the limit that is planned with."""
+SECONDS, SECONDS_MOST = 0.1, 0.5
+"""Between two readings: while memory is near the limit, and where it is far from it."""
 
-HARD, RELAXED = 0.9, 0.85
-"""Shares of the limit at which nothing is admitted any more, and below which it is again."""
-
-CROWDED = 0.8
-"""Share of the limit that may be used without items before the other shares are laid into what is left."""
+STEADY = 0.02
+"""Memory that rose by less than this share of the limit in the last second is taken to be steady."""
 
 REMEMBERED_SECONDS = 10.0
 LAG_SECONDS = 1.0
@@ -47,8 +49,6 @@ RAMP_SECONDS = 0.5
 RAMP = 1.5
 FIRST_SHARE = 1 / 8
 
-RELEASE_SHARE = 0.7
-"""Share of the limit from which on unused memory of allocators is given back."""
 RELEASE_SECONDS, RELEASE_SECONDS_MOST = 0.5, 30.0
 WORTH_SHARE = 0.02
 """A release that gave back less of the limit than this was not worth it, and the next one waits twice as long."""
@@ -85,10 +85,12 @@ class Braking:
     Attributes:
         in_flight_bytes: The most bytes that items in flight may hold; 0 = nothing is admitted.
         release: Whether memory that allocators keep unused should be given back now.
+        seconds: After how many seconds the next reading should be taken.
     """
 
     in_flight_bytes: int
     release: bool
+    seconds: float
 
 
 class _Moment(NamedTuple):
@@ -142,10 +144,11 @@ class Brake:
         elif now.memory_bytes < level(RELAXED, now.limit_bytes, base):
             self._holding = False
         release = self._wants_release(now)
-        return Braking(0 if self._holding else self._in_flight(now, base), release)
+        most = 0 if self._holding else self._in_flight(now, base)
+        return Braking(most, release, self._next_seconds(now, most))
 
     def _in_flight(self, now: Reading, base: int) -> int:
-        room = level(USABLE, now.limit_bytes, base) - base
+        room = level(BRAKE_PLANS, now.limit_bytes, base) - base
         if room <= 0:
             return 0
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
@@ -154,13 +157,21 @@ class Brake:
         seen = max((m.now_charged for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS), default=0)
         return int(min(room / max(1.0, proportion), RAMP * seen + enough))
 
+    def _next_seconds(self, now: Reading, most: int) -> float:
+        known = now.seconds - self._moments[0].seconds >= LAG_SECONDS
+        least = min(m.memory for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS + SECONDS_MOST)
+        steady = known and now.memory_bytes - least <= STEADY * now.limit_bytes
+        if not steady or 2 * now.charged_bytes > most:
+            return SECONDS
+        return min(SECONDS_MOST, max(SECONDS, (1 - now.memory_bytes / now.limit_bytes) / 2))
+
     def _wants_release(self, now: Reading) -> bool:
         if self._before_release is not None:
             gained = self._before_release - now.memory_bytes
             worth = gained >= WORTH_SHARE * now.limit_bytes
             self._release_seconds = RELEASE_SECONDS if worth else min(RELEASE_SECONDS_MOST, 2 * self._release_seconds)
             self._before_release = None
-        if now.memory_bytes <= RELEASE_SHARE * now.limit_bytes:
+        if now.memory_bytes <= RELEASE * now.limit_bytes:
             return False
         if self._released_at is not None and now.seconds - self._released_at < self._release_seconds:
             return False
@@ -190,7 +201,7 @@ class Brakable(Protocol):
 
 
 class BrakeThread:
-    """Runs the brake ten times a second.
+    """Runs the brake, as often as it asks for.
 
     Args:
         workload: What is held back.
@@ -199,8 +210,6 @@ class BrakeThread:
         release: Gives unused memory of allocators back to the system.
         clock: Time between readings.
     """
-
-    SECONDS = 0.1
 
     def __init__(
         self,
@@ -214,11 +223,11 @@ class BrakeThread:
         self._release = release
         self.brake = Brake()
         self._applied: int | None = None
+        self._seconds = SECONDS
         self._held_since: float | None = None
         self._epochs_ended = workload.epochs_ended
         self._released_at = clock.wall()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = Periodic("intune-control-brake", self._steps, clock)
 
     def step(self) -> None:
         """One reading and what follows from it, in the calling thread."""
@@ -229,12 +238,14 @@ class BrakeThread:
         found = self._read()
         if found is None:
             self.brake.forget()
+            self._seconds = SECONDS
             self._apply(None)
             return
         limit, memory = found
         held, charged = self._workload.in_flight()
         before = self.brake.holding
         braking = self.brake.observe(Reading(now, limit, memory, held, charged))
+        self._seconds = braking.seconds
         self._apply(braking.in_flight_bytes)
         if braking.release:
             self._give_back(now)
@@ -246,23 +257,17 @@ class BrakeThread:
 
         Nothing happens if it runs already.
         """
-        if self._thread is None and self._try_step():
-            self._stop = threading.Event()
-            thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-control-brake", daemon=True)
-            thread.start()
-            self._thread = thread
+        if not self._thread.started and self._try_step():
+            self._thread.start()
 
     def stop(self) -> None:
         """End the thread. Idempotent."""
-        thread, self._thread = self._thread, None
-        self._stop.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._thread.stop()
 
-    def _loop(self, stop: threading.Event) -> None:
-        while not self._clock.sleep(self.SECONDS, stop):
-            if not self._try_step():
-                return
+    def _steps(self) -> Generator[float, None, None]:
+        yield self._seconds
+        while self._try_step():
+            yield self._seconds
 
     def _try_step(self) -> bool:
         try:

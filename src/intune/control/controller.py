@@ -7,20 +7,18 @@ journal that fails stops tuning, and what was applied last stays in force.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import fields, replace
 
 from intune._clock import Clock
 from intune._errors import AllocationError
+from intune._periodic import Periodic
 from intune._values import Allocation, Budget, Event, Snapshot, Tuner, Workload
 from intune.control.allocation import check_complete, open_allocation
 from intune.control.guard import Guard
 from intune.control.journal import Decision, Journal
 
 _log = logging.getLogger(__name__)
-
-JOIN_SECONDS = 2.0
-"""How long `stop` waits for a step that is under way, a tuner that does not return included."""
 
 
 class Controller:
@@ -53,7 +51,6 @@ class Controller:
         self._read_budget = budget
         self._guard = guard
         self._journal = journal
-        self._clock = clock
         self._interval_seconds = interval_seconds
         self._names = [stage.name for stage in workload.stages]
         self._stepping = threading.Lock()
@@ -63,8 +60,7 @@ class Controller:
         self._pausing = threading.Lock()
         self._paused: frozenset[str] = frozenset()
         self._pause_events: list[Event] = []
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._thread = Periodic("intune-controller", self._steps, clock, who=repr(tuner))
 
     def step(self) -> Allocation:
         """Take one decision now, in the calling thread.
@@ -107,30 +103,20 @@ class Controller:
 
     def start(self) -> None:
         """Take a first step now, then go on in a thread until `stop`; nothing happens if that thread runs."""
-        if self._thread is not None or not self._try_step():
-            return
-        self._stop = threading.Event()
-        thread = threading.Thread(target=self._loop, args=(self._stop,), name="intune-controller", daemon=True)
-        thread.start()
-        self._thread = thread  # not before: an interrupt in between must not leave one that cannot be joined
+        if not self._thread.started and self._try_step():
+            self._thread.start()
 
     def stop(self) -> None:
         """End the thread and wait for it; may be called again and from any thread, that one included.
 
         A tuner that does not return within two seconds is left alone with its thread and named in the log.
         """
-        thread, self._thread = self._thread, None
-        self._stop.set()
-        if thread is None or thread is threading.current_thread():
-            return
-        thread.join(JOIN_SECONDS)
-        if thread.is_alive():
-            _log.warning("%r did not return within %g s; its thread is left alone", self._tuner, JOIN_SECONDS)
+        self._thread.stop()
 
-    def _loop(self, stop: threading.Event) -> None:
-        while not self._clock.sleep(self._interval_seconds, stop):
-            if not self._try_step():
-                return
+    def _steps(self) -> Generator[float, None, None]:
+        yield self._interval_seconds
+        while self._try_step():
+            yield self._interval_seconds
 
     def _try_step(self) -> bool:
         try:

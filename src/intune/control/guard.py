@@ -20,12 +20,10 @@ the trainer, or a single item larger than everything so far. Between its steps t
 from collections.abc import Sequence
 from dataclasses import replace
 
+from intune._shares import GUARD_PLANS
 from intune._values import Allocation, Budget, Event, Snapshot, StageSnapshot
 from intune._words import size
 from intune.control.allocation import clamp, processes_held, processes_when_open
-
-USABLE = 0.9
-"""Share of the limit that is planned with."""
 
 FLOOR = 1 / 8
 """Share of the limit that items in flight may hold although the rest seems to need it."""
@@ -79,7 +77,7 @@ def in_flight_limit(limit: int, rest: int | None) -> int:
     floor = int(limit * FLOOR)
     if rest is None:
         return floor
-    return max(0, int(limit * USABLE) - rest, min(floor, limit - rest))
+    return max(0, int(limit * GUARD_PLANS) - rest, min(floor, limit - rest))
 
 
 def _rest(snapshot: Snapshot) -> int | None:
@@ -96,7 +94,7 @@ def _veto_processes(
     stages = [stage for stage in snapshot.stages if stage.info.executor == "process" and stage.process_resident_bytes]
     slots = allocation.slots
     rest += sum(processes_held(stage, slots)[1] * (stage.process_resident_bytes or 0) for stage in stages)
-    room = int(limit * (USABLE - FLOOR)) - rest
+    room = int(limit * (GUARD_PLANS - FLOOR)) - rest
     concurrency, reasons, events = dict(allocation.concurrency), dict(allocation.reasons), []
     for stage, target, added, resident in _growing(stages, allocation):
         granted = max(0, min(added, room // resident))
@@ -117,7 +115,7 @@ def _veto_processes(
 
 def _cut_processes(allocation: Allocation, snapshot: Snapshot, rest: int, limit: int) -> tuple[Allocation, list[Event]]:
     """The allocation with one process less where those that run leave items too little, and what was cut."""
-    if rest <= limit * (USABLE - FLOOR / 2):
+    if rest <= limit * (GUARD_PLANS - FLOOR / 2):
         return allocation, []
     held = {
         stage.name: (live * stage.process_resident_bytes, live)

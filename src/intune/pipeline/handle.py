@@ -82,6 +82,7 @@ class Worker:
         pid: Its process id.
         fd: Descriptor of our end of its socket: it hangs up when the process ends.
         cancelled: It is not wanted any more though it has not begun to serve.
+        release: Whether it is to give unused memory back to the system after its next item.
     """
 
     def __init__(self, arena: Arena, code: Piece, label: str) -> None:
@@ -107,7 +108,7 @@ class Worker:
         self._inputs: dict[int, Piece] = {}  # those that the function has put away, by where they start
         self.pid = self._process.pid
         self.fd = ours.fileno()
-        self.cancelled = False
+        self.cancelled = self.release = False
 
     def hears(self, events: int) -> bool:
         """Whether its socket has one of these poll events now, or has hung up."""
@@ -132,7 +133,8 @@ class Worker:
             wire = (
                 packed.inline() if given is None else packed.placed(self._arena.memory.write(given.start, packed.views))
             )
-            message = self._ask(seed, wire, given and tuple(given))
+            release, self.release = self.release, False
+            message = self._ask(seed, wire, given and tuple(given), release)
             if message[0] == "need":
                 granted = self._arena.allocate(message[1])
                 message = self._ask(granted.start)

@@ -282,7 +282,7 @@ class LoaderIterator(Iterator[Any]):
         self._samples: list[Any] | None = None
         self._taken = 0
         self._item: Item | None = None
-        self._ended = self._complete = self._asking = False
+        self._ended = self._complete = False
         self._in_use = threading.Lock()
         self.run: EpochRun | None = None
         self.epoch: int | None = None
@@ -336,11 +336,9 @@ class LoaderIterator(Iterator[Any]):
         assert self.run is not None
         if self._item is not None and self._item.failure is not None:
             self._raise(self._item)
-        self._asking = True
         item = self._engine.next_item(self.run)
         if item is None:
             self._loader._check_alive()
-            self._asking = False
             raise StopIteration
         self._take(item)
         if not item.rows:
@@ -353,7 +351,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _take(self, item: Item) -> None:
         self._samples, self._taken = None, 0
-        self._item, self._asking = item, False
+        self._item = item
 
     def place(self) -> tuple[int, Position] | None:
         """Epoch and position behind what was given; None = the epoch has not begun, or all of it was given.
@@ -373,8 +371,8 @@ class LoaderIterator(Iterator[Any]):
 
     def _gave_all(self, run: EpochRun) -> bool:
         item = self._item
-        if self._asking or (item is not None and (self._taken < item.count or item.failure is not None)):
-            return False  # an item may be on its way to here, or is not wholly given
+        if not self._has_last(run) or (item is not None and (self._taken < item.count or item.failure is not None)):
+            return False  # an item is on its way to here, or is not wholly given
         return run.delivery.ended and not run.delivery.ready
 
     def _raise(self, item: Item) -> None:

@@ -98,6 +98,8 @@ class CallNode(Node):
         super().__init__(stage, segment)
         self._epoch, self._gives = epoch, gives
         self._heap: list[tuple[Path, Item]] = []
+        self._needed = 0
+        """What the first of these needs, when its gates were asked for last: that is just before it begins."""
         self.first = False
         """Whether it is the first in its segment: the earliest to see that items are larger than usual."""
 
@@ -120,15 +122,20 @@ class CallNode(Node):
         room = self.stage.info.kind != "to_torch" or self.segment.few_ready()
         if not self._heap:
             return False, True, room, True
-        most = self.stage.most_unproven if self.context.ledger.budget is not None else None
-        known = most is None or self.stage.running < most
+        if self.context.ledger.budget is None:
+            return True, True, room, True
+        most = self.stage.most_unproven
+        if most is not None and self.stage.running >= most:
+            return True, True, room, False
         item = self._heap[0][1]
-        return True, True, room, known and self.segment.opens_further(item, self._needs(item))
+        self._needed = self._needs(item)
+        return True, True, room, self.segment.opens_further(item, self._needed)
 
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""
         item = heapq.heappop(self._heap)[1]
-        self.segment.goes_further(item, self._needs(item))
+        if self.context.ledger.budget is not None:
+            self.segment.goes_further(item, self._needed)
         self.stage.counters.items_in += item.count
         keys = item.keys if item.keys is not None else item.path
 

@@ -136,6 +136,12 @@ class ProcessPool:
                 sizes.append(memory.rss - memory.shared)
         return sum(sizes) // len(sizes) if sizes else None
 
+    def release_unused(self) -> None:
+        """Have each worker give unused memory back to the system after its next item; idle ones do so by themselves."""
+        with self._changed:
+            for worker in (*self._free, *self._busy):
+                worker.release = True
+
     def resize(self, n: int) -> None:
         """Set the number of workers that is wanted, and return at once.
 

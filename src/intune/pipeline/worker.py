@@ -19,11 +19,14 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from intune._allocators import release_unused
 from intune.pipeline.arena import Memory, Piece, room_for
 from intune.pipeline.transport import Link, Packed, Wire, dumps, pack, unpack
 
 if TYPE_CHECKING:
     import numpy as np
+
+_IDLE_SECONDS = 1.0  # after which a worker gives back what its last items needed
 
 _MANY = 4  # so many inputs put away make us look whether they are garbage, and then twice as many
 
@@ -84,6 +87,8 @@ class _Server:
 
     def __init__(self, link: Link, arena: int, capacity: int, function: Callable[..., Any]) -> None:
         self._link = link
+        self._poll = select.poll()
+        self._poll.register(link.end, select.POLLIN)
         self._arena = arena
         self._capacity = capacity
         self._function = function
@@ -94,10 +99,18 @@ class _Server:
 
     def serve(self) -> None:
         """Answer until the parent sends no more."""
-        while (message := self._link.receive()) is not None:
-            seed, wire, given = message
+        while (message := self._next()) is not None:
+            seed, wire, given, release = message
             if not self._answer(seed, wire, None if given is None else Piece(*given)):
                 return
+            if release:
+                release_unused()
+
+    def _next(self) -> tuple[Any, ...] | None:
+        """What the parent sends next; where that takes long, unused memory goes back to the system meanwhile."""
+        if not self._poll.poll(_IDLE_SECONDS * 1000):
+            release_unused()
+        return self._link.receive()
 
     @property
     def _memory(self) -> Memory:

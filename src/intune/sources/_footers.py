@@ -21,7 +21,7 @@ READ_AHEAD = 1 << 18
 _THREADS = 8
 _MOST_FILES_A_TASK = 64
 _KEPT_BYTES = 8 << 20  # as stored; parsed footers take about 8 times as much
-_PAGE = 1 << 20  # the size that writers aim at for pages and dictionaries
+_PAGE = 17 << 16  # writers aim at 1 MiB for pages and dictionaries, and pass it by some values
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 
 
@@ -147,11 +147,15 @@ def _named(files: FileSet, file: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A stored column: its number, bytes of a decoded value (None: strings), whether it lies in a list or struct."""
+    """A stored column: its number, bytes of a decoded value (None: strings), whether it lies in a list or struct.
+
+    `optional`: whether values may be missing.
+    """
 
     index: int
     width: int | None
     nested: bool
+    optional: bool
 
 
 def _leaves(metadata: pq.FileMetaData, columns: Sequence[str] | None) -> list[_Leaf]:
@@ -163,7 +167,7 @@ def _leaves(metadata: pq.FileMetaData, columns: Sequence[str] | None) -> list[_L
             width = _WIDTHS.get(column.physical_type)
             if column.physical_type == "FIXED_LEN_BYTE_ARRAY" or column.logical_type.type == "DECIMAL":
                 width = max(column.length, 16)
-            leaves.append(_Leaf(index, width, "." in column.path))
+            leaves.append(_Leaf(index, width, "." in column.path, column.max_definition_level > 0))
     return leaves
 
 
@@ -171,20 +175,29 @@ def _bytes_needed(group: pq.RowGroupMetaData, leaves: list[_Leaf], block_rows: i
     """Blocks and buffers of reading one block.
 
     A group larger than a block is streamed: one block is decoded while the last one is still held, from
-    `READ_AHEAD` stored bytes, a page and a dictionary of each column. A smaller group is read whole.
+    `READ_AHEAD` stored bytes, a page and a dictionary of each column. A smaller group is read whole. Of each
+    column a page and a dictionary are held decompressed, the dictionary decoded too, and a number for each value that
+    may be missing. Values are put together one column at a time, in memory that grows to up to twice of what they take.
     """
     streamed = group.num_rows > block_rows
     share = min(1.0, block_rows / group.num_rows)
-    needed = 0.0
+    rows = min(group.num_rows, block_rows)
+    needed = largest = 0.0
     for leaf in leaves:
         column = group.column(leaf.index)
         stored = column.total_compressed_size
         plain = column.total_uncompressed_size
         # Lists may be longer in one block than in another.
         decoded = _decoded_bytes(column, leaf) * (min(1.0, 4 * share) if leaf.nested else share)
+        if not leaf.nested:  # of lists, and of texts in a dictionary, the guess is high enough
+            largest = max(largest, min(decoded, plain * share) if leaf.width is None else decoded)
         needed += decoded * (2 if streamed else 1) + (min(stored, READ_AHEAD) if streamed else stored)
-        needed += min(plain, _PAGE) * (4 if column.has_dictionary_page else 2)
-    return int(needed)
+        needed += min(plain, _PAGE)
+        if column.has_dictionary_page:  # decoded, each text in it takes 16 bytes more
+            needed += min(plain, 2 * _PAGE) * (2 if leaf.width is None else 1)
+        if leaf.optional and not leaf.nested:
+            needed += 2 << rows.bit_length()
+    return int(needed + largest)
 
 
 def _decoded_bytes(column: pq.ColumnChunkMetaData, leaf: _Leaf) -> int:

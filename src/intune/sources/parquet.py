@@ -136,7 +136,7 @@ class ParquetSource:
                 yield self._conform(self._unit_files[unit], batch)
 
     def _batches(self, unit: int) -> Generator[pa.RecordBatch, None, None]:
-        """The blocks as they are in the file."""
+        """The blocks as they are in the file; nothing of it is held any more with the last one."""
         file, left = self._unit_files[unit], self._unit_rows[unit]
         with self._files.open(file) as stream:
             parquet = pq.ParquetFile(
@@ -147,18 +147,25 @@ class ParquetSource:
                 buffer_size=READ_AHEAD if left > self._block_rows else 0,  # without: whole columns of the group
             )
             self._footers.put(file, parquet.metadata)
-            for batch in parquet.iter_batches(
+            batches = parquet.iter_batches(
                 batch_size=self._block_rows,
                 row_groups=[self._unit_groups[unit]],
                 columns=self._columns,
                 use_threads=False,
-            ):
-                if batch.num_rows != min(left, self._block_rows):
-                    raise self._wrong_rows(unit, batch.num_rows, min(left, self._block_rows))
-                left -= batch.num_rows
+            )
+            while True:
+                batch, expected = next(batches, None), min(left, self._block_rows)
+                rows = 0 if batch is None else batch.num_rows
+                if rows != expected:
+                    raise self._wrong_rows(unit, rows, expected)
+                left -= rows
+                if not left:
+                    break
                 yield batch
-            if left:
-                raise self._wrong_rows(unit, 0, left)
+            if (more := next(batches, None)) is not None:
+                raise self._wrong_rows(unit, more.num_rows, 0)
+            del batches, parquet  # pages and dictionaries: more than a block
+        yield batch
 
     def _scan(self) -> list[tuple[str, pa.Schema]]:
         """Note all units; the distinct schemas with the first file that has each."""
