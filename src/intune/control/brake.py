@@ -209,6 +209,10 @@ class BrakeThread:
         tell: Called with what a person should know: that it holds back, and that it does so no more.
         release: Gives unused memory of allocators back to the system.
         clock: Time between readings.
+
+    Attributes:
+        brake: What decides.
+        seconds: When the next step is due, from the last one on.
     """
 
     def __init__(
@@ -223,7 +227,7 @@ class BrakeThread:
         self._release = release
         self.brake = Brake()
         self._applied: int | None = None
-        self._seconds = SECONDS
+        self.seconds = SECONDS
         self._held_since: float | None = None
         self._epochs_ended = workload.epochs_ended
         self._released_at = clock.wall()
@@ -238,14 +242,14 @@ class BrakeThread:
         found = self._read()
         if found is None:
             self.brake.forget()
-            self._seconds = SECONDS
+            self.seconds = SECONDS
             self._apply(None)
             return
         limit, memory = found
         held, charged = self._workload.in_flight()
         before = self.brake.holding
         braking = self.brake.observe(Reading(now, limit, memory, held, charged))
-        self._seconds = braking.seconds
+        self.seconds = braking.seconds
         self._apply(braking.in_flight_bytes)
         if braking.release:
             self._give_back(now)
@@ -265,9 +269,9 @@ class BrakeThread:
         self._thread.stop()
 
     def _steps(self) -> Generator[float, None, None]:
-        yield self._seconds
+        yield self.seconds
         while self._try_step():
-            yield self._seconds
+            yield self.seconds
 
     def _try_step(self) -> bool:
         try:

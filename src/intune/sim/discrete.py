@@ -441,7 +441,7 @@ class Simulation:
 
     def _brake_step(self) -> None:
         self._brake.step()
-        self._at(self.now + BrakeThread.SECONDS, self._brake_step)
+        self._at(self.now + self._brake.seconds, self._brake_step)
 
     def _at(self, seconds: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._timed, (seconds, next(self._order), call))
