@@ -102,6 +102,7 @@ class Engine:
         self._deliveries = 0
         self._resizing = threading.RLock()
         self._asked: dict[int, int] = {}
+        self._resident: dict[str, int] = {}
         self._closed = False
         self._most_bytes: int | None = None
         self._giving_to: int | None = None
@@ -163,7 +164,7 @@ class Engine:
         """Close the window that began at the last call and say what happened in it."""
         self.check_not_within()
         machine = self._machine()
-        resident = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
+        resident = self._measure_processes()
         with self.scheduler.lock:
             self._reap()
             now = self._clock.wall()
@@ -212,6 +213,15 @@ class Engine:
         """Bytes that items in flight hold, and the same with what is reserved for them."""
         with self.scheduler.lock:
             return self.context.ledger.held, self.context.ledger.charged
+
+    def process_bytes(self) -> int:
+        """Bytes that worker processes hold, by what one of each stage was last seen to hold."""
+        resident = self._resident
+        return sum(
+            resident[stage.info.name] * (stage.pool.live + stage.pool.leaving)
+            for stage in self.live
+            if stage.pool is not None and stage.info.name in resident
+        )
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
@@ -340,6 +350,7 @@ class Engine:
             self._refresh()
             self.scheduler.dispatch()
         self.resize_pools()
+        self._measure_processes()
 
     def note_death(self, stage: LiveStage, how: str) -> None:
         """A process of a stage died with an item in hand, which is done again."""
@@ -455,6 +466,12 @@ class Engine:
                 if stage.pool is not None and not self._closed and self._asked.get(stage.number) != stage.processes:
                     self._asked[stage.number] = stage.processes
                     stage.pool.resize(stage.processes)
+
+    def _measure_processes(self) -> dict[str, int | None]:
+        """Mean bytes of a worker process by process stage; without the lock."""
+        found = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
+        self._resident = {**self._resident, **{name: size for name, size in found.items() if size is not None}}
+        return found
 
     def _note_skips(self, stage: str, origin: str, failures: tuple[Failure, ...]) -> None:
         for failure in failures:

@@ -162,7 +162,9 @@ def memory(scenario: Scenario, random: Random) -> Scenario:
     largest = max(stage.row_bytes * stage.rows for stage in scenario.stages)
     resident = sum(stage.resident_bytes * cpus for stage in scenario.stages if stage.executor == "process")
     need = cpus * largest * 1.5 + 0.6 * resident
-    limit = machine.baseline_bytes + max(300e6, 12 * largest, need * _log(random, 0.4, 2.0))
+    least = sum(stage.resident_bytes for stage in scenario.stages if stage.executor == "process")
+    room = max(300e6, 12 * largest, need * _log(random, 0.4, 2.0))
+    limit = machine.baseline_bytes + 1.3 * least + room
     return replace(scenario, machine=replace(machine, memory_bytes=limit))
 
 
