@@ -94,6 +94,7 @@ class Simulation:
 
     Args:
         scenario: What is run.
+        brake: Whether the brake watches its memory, as it does with a real loader.
 
     Attributes:
         steps: Steps that the trainer has finished.
@@ -101,8 +102,9 @@ class Simulation:
         peak_bytes: The most memory that was held at any moment.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, brake: bool = True) -> None:
         self.scenario = scenario
+        self._braked = brake and scenario.machine.memory_bytes is not None
         self.steps = self.rows = 0
         self.peak_bytes = 0.0
         self._clock = SimClock()
@@ -170,7 +172,7 @@ class Simulation:
         """
         until = self.now + seconds
         if self._run is None:
-            if self._limit is not None:
+            if self._braked:
                 self._brake_step()
             self._begin_epoch()
         while True:
