@@ -4,12 +4,13 @@ It is the *safe* oracle: allocations run behind guard and brake as those of a tu
 within 95 % of the limit. Where the scenario changes meanwhile, each of its phases has an oracle of its own. Worker
 processes start in no time here, so that only what holds in the long run is compared.
 
-Starts are `shared`, what `proportional` arrives at, and random ones. From the best of them coordinate descent goes on by
-levels of concurrency in short runs; the best few of all that was seen meet again in long ones, `shared` among them, so
-that the oracle is never below it but for noise. That it is the optimum is not proven.
+Starts are `shared`, what `proportional` arrives at, and random ones. From the best of them coordinate descent goes on
+by levels of concurrency in short runs; the best few of all that was seen meet again in long ones, `shared` among them,
+so that the oracle is never below it but for noise. That it is the optimum is not proven.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -35,7 +36,7 @@ LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LEAST_PHASE_SECONDS = 3.0
 """A phase that is shorter belongs to the next one."""
 
-WARM_SECONDS = 4.0
+FIRST_SECONDS = 4
 BETTER = 1.005
 FINALISTS = 5
 
@@ -107,7 +108,7 @@ def oracle(scenario: Scenario, folder: Path | None = None, effort: Effort | None
 def phases(scenario: Scenario) -> Iterator[tuple[float, Scenario]]:
     """When each phase begins, and the scenario as it is from then on."""
     begins = [0.0, *(change.seconds for change in scenario.changes), math.inf]
-    for begin, end in zip(begins, begins[1:], strict=False):
+    for begin, end in itertools.pairwise(begins):
         if end - begin < LEAST_PHASE_SECONDS:
             continue
         changes = tuple(replace(each, seconds=0.0) for each in scenario.changes if each.seconds <= begin)
@@ -128,8 +129,9 @@ class _Search:
         self._seen: dict[Point, float] = {}
         self._runs = 0
         steps = self._steps_per_second()
-        self._short = _seconds(effort.short_steps, steps, 4, 60)
-        self._long = _seconds(effort.long_steps, steps, 10, 200)
+        self._warm = _seconds(effort.short_steps / 2, steps, 2, 15)
+        self._short = _seconds(effort.short_steps, steps, 2, 60)
+        self._long = _seconds(effort.long_steps, steps, 8, 200)
 
     def best(self, seconds: float) -> Best:
         """The best of the phase that begins then."""
@@ -185,7 +187,7 @@ class _Search:
         return (*chosen[:-1], None)
 
     def _proportional(self) -> Point:
-        trace = self._played(Proportional(), 2 * WARM_SECONDS)
+        trace = self._played(Proportional(), self._warm + self._short)
         if not trace.intervals:
             return (None,) * (len(self._names) + 1)
         last = trace.intervals[-1].concurrency
@@ -197,26 +199,26 @@ class _Search:
             self._seen[point] = self._measured(point, self._short)
         return self._seen[point]
 
-    def _measured(self, point: Point, seconds: float) -> float:
+    def _measured(self, point: Point, seconds: int) -> float:
         """Rows a second; 0 where memory passed what is safe."""
         limits = {name: value for name, value in zip(self._names, point, strict=False) if value is not None}
-        trace = self._played(Static(limits, point[-1]), WARM_SECONDS + seconds)
+        trace = self._played(Static(limits, point[-1]), self._warm + seconds)
         limit = self._scenario.machine.memory_bytes
         if limit is not None and trace.peak_bytes > SAFE * limit:
             return 0.0
-        return trace.rows_per_second(int(WARM_SECONDS))
+        return trace.rows_per_second(self._warm)
 
-    def _played(self, tuner: Tuner, seconds: float) -> Trace:
+    def _played(self, tuner: Tuner, seconds: int) -> Trace:
         self._runs += 1
-        return play(self._scenario, tuner, round(seconds))
+        return play(self._scenario, tuner, seconds)
 
     def _steps_per_second(self) -> float:
-        intervals = self._played(Shared(), 2 * WARM_SECONDS).intervals[int(WARM_SECONDS) :]
+        intervals = self._played(Shared(), 2 * FIRST_SECONDS).intervals[FIRST_SECONDS:]
         return sum(each.steps for each in intervals) / len(intervals) if intervals else 0.0
 
 
-def _seconds(steps: int, per_second: float, least: int, most: int) -> float:
-    return min(most, max(least, steps / per_second if per_second else most))
+def _seconds(steps: float, per_second: float, least: int, most: int) -> int:
+    return min(most, max(least, round(steps / per_second) if per_second else most))
 
 
 def _digest(scenario: Scenario, effort: Effort) -> str:
