@@ -102,7 +102,6 @@ class Engine:
         self._deliveries = 0
         self._resizing = threading.RLock()
         self._asked: dict[int, int] = {}
-        self._resident: dict[str, int] = {}
         self._closed = False
         self._most_bytes: int | None = None
         self._giving_to: int | None = None
@@ -164,7 +163,7 @@ class Engine:
         """Close the window that began at the last call and say what happened in it."""
         self.check_not_within()
         machine = self._machine()
-        resident = self._measure_processes()
+        resident = {stage.info.name: stage.measure_process() for stage in self.live}
         with self.scheduler.lock:
             self._reap()
             now = self._clock.wall()
@@ -216,12 +215,7 @@ class Engine:
 
     def process_bytes(self) -> int:
         """Bytes that worker processes hold, by what one of each stage was last seen to hold."""
-        resident = self._resident
-        return sum(
-            resident[stage.info.name] * (stage.pool.live + stage.pool.leaving)
-            for stage in self.live
-            if stage.pool is not None and stage.info.name in resident
-        )
+        return sum(stage.process_bytes for stage in self.live)
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
@@ -350,7 +344,8 @@ class Engine:
             self._refresh()
             self.scheduler.dispatch()
         self.resize_pools()
-        self._measure_processes()
+        for stage in self.live:
+            stage.measure_process()
 
     def note_death(self, stage: LiveStage, how: str) -> None:
         """A process of a stage died with an item in hand, which is done again."""
@@ -466,12 +461,6 @@ class Engine:
                 if stage.pool is not None and not self._closed and self._asked.get(stage.number) != stage.processes:
                     self._asked[stage.number] = stage.processes
                     stage.pool.resize(stage.processes)
-
-    def _measure_processes(self) -> dict[str, int | None]:
-        """Mean bytes of a worker process by process stage; without the lock."""
-        found = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
-        self._resident = {**self._resident, **{name: size for name, size in found.items() if size is not None}}
-        return found
 
     def _note_skips(self, stage: str, origin: str, failures: tuple[Failure, ...]) -> None:
         for failure in failures:
