@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from intune._errors import PipelineError
+from intune._errors import PipelineError, SourceError
 from intune.sim import Scenario, SimMachine, SimStage
 from intune.sim.evaluate import Plan, evaluate, measure, read_rows
 from intune.sim.oracle import Best, Effort
@@ -83,7 +83,7 @@ class TestFiles:
 
     def test_what_does_not_exist_is_told_before_anything_is_run(self, tmp_path: Path) -> None:
         out = tmp_path / "rows.jsonl"
-        with pytest.raises(ValueError, match="no family 'celan'"):
+        with pytest.raises(PipelineError, match="no family 'celan'"):
             evaluate(Plan(("celan",), 1, ("even",)), out)
         with pytest.raises(PipelineError, match="unknown tuner 'evne'"):
             evaluate(Plan(("clean",), 1, ("evne",)), out)
@@ -92,7 +92,7 @@ class TestFiles:
     def test_a_line_that_is_no_json_is_named(self, tmp_path: Path) -> None:
         out = tmp_path / "rows.jsonl"
         out.write_text("{}\nnonsense\n{}\n")
-        with pytest.raises(ValueError, match=r"rows.jsonl, line 2: no JSON: 'nonsense'"):
+        with pytest.raises(SourceError, match=r"rows.jsonl, line 2: no JSON: 'nonsense'"):
             read_rows(out)
 
 

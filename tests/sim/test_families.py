@@ -2,6 +2,7 @@
 
 import pytest
 
+from intune._errors import PipelineError
 from intune.sim import FAMILIES, HELD_OUT, TRAINED, Scenario, scenario
 
 SEEDS = range(200)
@@ -64,5 +65,5 @@ def test_what_is_held_out_has_what_it_is_named_for() -> None:
 
 
 def test_a_family_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"no family 'wlid': there are \['bandwidth', "):
+    with pytest.raises(PipelineError, match=r"no family 'wlid': there are \['bandwidth', "):
         scenario("wlid", 0)

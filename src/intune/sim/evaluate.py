@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from intune._errors import SourceError
 from intune._values import Tuner
 from intune.sim.families import scenario
 from intune.sim.oracle import Best, Effort, oracle
@@ -74,8 +75,8 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
         The rows of the plan, sorted.
 
     Raises:
-        ValueError: If there is no such family.
-        PipelineError: If there is no such tuner.
+        PipelineError: If there is no such family or tuner.
+        SourceError: If a line of the file is no row.
         OSError: If the file cannot be read or written.
     """
     wanted = _keys(plan)
@@ -100,7 +101,7 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a file; a last line that was torn when it was stopped is left out.
 
     Raises:
-        ValueError: If another line is no JSON object.
+        SourceError: If another line is no JSON.
         OSError: If the file cannot be read.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -112,7 +113,7 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(json.loads(line))
         except ValueError as error:
             if number < len(lines):
-                raise ValueError(f"{path}, line {number}: no JSON: {line[:80]!r}") from error
+                raise SourceError(f"{path}, line {number}: no JSON: {line[:80]!r}") from error
     return rows
 
 

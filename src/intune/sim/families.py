@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from intune._errors import PipelineError
 from intune.sim.scenario import Change, Scenario, SimMachine, SimStage
 
 Random = np.random.Generator
@@ -25,10 +26,10 @@ def scenario(family: str, seed: int) -> Scenario:
     """The scenario of a family that belongs to a seed.
 
     Raises:
-        ValueError: If there is no such family.
+        PipelineError: If there is no such family.
     """
     if family not in FAMILIES:
-        raise ValueError(f"no family {family!r}: there are {sorted(FAMILIES)}")
+        raise PipelineError(f"no family {family!r}: there are {sorted(FAMILIES)}")
     random = np.random.default_rng([seed, *family.encode()])
     return replace(FAMILIES[family](random), name=f"{family}-{seed}", seed=seed)
 
