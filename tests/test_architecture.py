@@ -53,7 +53,10 @@ LAZY_EXCEPTIONS = {("pipeline/chain.py", "_compose")}
 """`Pipeline.loader` reaches the root that joins pipeline, tuners and control, from inside the method."""
 
 CORE_NEEDS = {"numpy", "pyarrow", "psutil", "cloudpickle"}
-EXTRAS = {"torch", "typer", "rich", "ray", "pyspark", "tensorflow", "jax", "scipy", "sklearn", "fsspec", "pandas"}
+EXTRAS = {"torch", "typer", "rich", "ray", "pyspark", "tensorflow", "jax", "scipy", "sklearn", "fsspec", "pandas"} | {
+    "gymnasium",
+    "matplotlib",
+}
 MAY_PRINT = ("cli/", "recsys/train", "_watch")
 
 

@@ -25,8 +25,8 @@ STEP = 0.125
 """Seconds between readings: sums of them are exact."""
 
 
-def observed(*readings: tuple[float, int, int, int, int]) -> int:
-    """What may be in flight after these: (seconds, limit, memory, held, charged)."""
+def observed(*readings: tuple[float, int, int, int, int] | tuple[float, int, int, int, int, int]) -> int:
+    """What may be in flight after these: (seconds, limit, memory, held, charged, and what processes hold)."""
     brake = Brake()
     return [brake.observe(Reading(*reading)).in_flight_bytes for reading in readings][-1]
 
@@ -63,6 +63,23 @@ class TestWhatMayBeInFlight:
         for most in grown[1:]:
             expected += [most] * 5  # half a second, and the reading by which it is known
         assert answers == pytest.approx(expected[:16], abs=3)
+
+    def test_processes_that_came_up_since_take_room_at_once(self) -> None:
+        """What was least before they came says nothing of them."""
+        brake = Brake()
+        brake.observe(Reading(0.0, 10_000, 500, 0, 0))
+        said = brake.observe(Reading(1.0, 10_000, 4500, 0, 0, 4000))
+        assert brake.rest_bytes == 4500
+        assert said.in_flight_bytes == (8700 - 4500) // 8
+        brake.observe(Reading(2.0, 10_000, 2600, 100, 100, 2000))
+        assert brake.rest_bytes == 2500
+
+    def test_the_growth_of_processes_is_not_laid_to_items(self) -> None:
+        charged, room = 2000, 8700 - 3500
+        readings = [(0.0, 10_000, 500, 0, 0), (1.0, 10_000, 500 + charged, charged, charged)]
+        assert observed(*readings, *[(at, 10_000, 3500 + charged, charged, charged, 3000) for at in (1.5, 2.0)]) == (
+            int(min(room, 1.5 * charged + room / 8))
+        )
 
     def test_where_memory_grows_faster_than_what_is_charged_the_room_is_less(self) -> None:
         idle, busy = (0.0, 10_000, 500, 0, 0), (1.0, 10_000, 3500, 1500, 2000)
@@ -360,11 +377,15 @@ class Work:
 
     def __init__(self) -> None:
         self.bytes = (0, 0)
+        self.processes = 0
         self.epochs_ended = 0
         self.told: list[int | None] = []
 
     def in_flight(self) -> tuple[int, int]:
         return self.bytes
+
+    def process_bytes(self) -> int:
+        return self.processes
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
         self.told.append(in_flight_bytes)

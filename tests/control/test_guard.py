@@ -183,9 +183,22 @@ def test_a_resumed_process_stage_without_room_stays_paused() -> None:
     assert allocation.concurrency["work"] == 0
 
 
-def test_what_was_not_measured_is_not_predicted() -> None:
-    allocation, events = Guard().check(proposal(work=10), seen(15 * GIB, resident=None), budget(16 * GIB))
-    assert (allocation.concurrency["work"], events) == (10, [])
+def test_processes_that_were_never_measured_are_taken_to_hold_half_a_gibibyte() -> None:
+    # 0.775 of 16 GiB is 12.4; 10 are in use, so 4 of them fit.
+    allocation, (event,) = Guard().check(proposal(work=10), seen(10 * GIB, live=1), budget(16 * GIB))
+    assert allocation.concurrency["work"] == 5
+    assert event.detail.startswith("5 processes instead of 10: 9 more of 512 MiB each do not fit")
+    wide = Guard().check(proposal(work=10), seen(10 * GIB, live=1), budget(64 * GIB))
+    assert (wide[0].concurrency["work"], wide[1]) == (10, [])
+    starting = seen(10 * GIB, live=0, processes_starting=2)
+    assert Guard().check(proposal(work=10), starting, budget(16 * GIB))[0].concurrency["work"] == 4
+
+
+@pytest.mark.parametrize("concurrency", [0, 1])
+def test_a_stage_of_which_no_process_was_measured_gets_one_however_little_there_is(concurrency: int) -> None:
+    """Nothing would ever be known of it otherwise."""
+    snapshot = seen(15 * GIB, live=0, concurrency=concurrency)
+    assert Guard().check(proposal(work=4), snapshot, budget(16 * GIB))[0].concurrency["work"] == 1
 
 
 def test_growing_stages_share_the_room_the_earlier_first() -> None:

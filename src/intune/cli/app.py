@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 import intune
+from intune.cli.bench import bench
 from intune.cli.doctor import doctor
 from intune.cli.generate import generate
+from intune.cli.simulate import simulate
 from intune.cli.train import train
 
 app = typer.Typer(
@@ -19,6 +21,8 @@ app = typer.Typer(
 app.command()(train)
 app.command()(generate)
 app.command()(doctor)
+app.command()(simulate)
+app.add_typer(bench, name="bench")
 
 
 def _say_version(wanted: bool) -> None:

@@ -4,9 +4,10 @@ The guard predicts once in an interval, from figures of the tuner's windows. Bet
 larger than any before, functions may allocate what nobody can see from outside, and others may take memory. The brake
 looks more often and knows less: the memory that is used of the limit, and what the ledger has charged.
 
-Let `rest` be the memory that is measured less what items in flight hold. Its least value over the last ten seconds is
-what would remain without items (the trainer, the interpreter, idle workers). Above that, memory is taken to grow
-in proportion to what is charged, and the proportion is the largest of the last ten seconds: it covers what functions
+Let `rest` be the memory that is measured less what items in flight and worker processes hold. Its least value over the
+last ten seconds, with what the processes of now hold, is what would remain without items (the trainer, the interpreter,
+idle workers): processes that came up meanwhile did not show when it was least. Above that, memory is taken to grow in
+proportion to what is charged, and the proportion is the largest of the last ten seconds: it covers what functions
 allocate while they run, copies, and what allocators keep. So items may hold
 
     (0.87 limit - least rest) / proportion
@@ -25,7 +26,7 @@ between 0.8 and 1: a trainer that fills the memory leaves the loader little, but
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -69,6 +70,7 @@ class Reading(NamedTuple):
         memory_bytes: What is used of it.
         held_bytes: Bytes that items in flight hold, as the ledger knows them.
         charged_bytes: The same with what is reserved for them.
+        process_bytes: What worker processes hold of it.
     """
 
     seconds: float
@@ -76,6 +78,7 @@ class Reading(NamedTuple):
     memory_bytes: int
     held_bytes: int
     charged_bytes: int
+    process_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class Braking:
 class _Moment(NamedTuple):
     seconds: float
     rest: int
+    """Memory that neither items in flight nor worker processes explain."""
+    processes: int
     memory: int
     now_charged: int
     charged: int
@@ -119,9 +124,12 @@ class Brake:
 
     @property
     def rest_bytes(self) -> int | None:
-        """Memory that items in flight do not explain, the least of the last ten seconds; None = nothing measured."""
+        """Memory that items in flight do not explain, for the processes of now; None = nothing measured.
+
+        What neither they nor processes explain is the least of the last ten seconds.
+        """
         moments = list(self._moments)  # another thread may ask
-        return min((moment.rest for moment in moments), default=None)
+        return _base(moments) if moments else None
 
     def forget(self) -> None:
         """Nothing is measured any more: what was is no basis for decisions."""
@@ -130,14 +138,15 @@ class Brake:
 
     def observe(self, now: Reading) -> Braking:
         """Decide by a reading and those before it."""
-        rest = max(0, now.memory_bytes - now.held_bytes)
+        rest = now.memory_bytes - now.held_bytes - now.process_bytes
         # What was charged is freed later than it is discharged, by functions and by allocators.
         lagging = [m.now_charged for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS]
         charged = max([now.charged_bytes, *lagging])
-        self._moments.append(_Moment(now.seconds, rest, now.memory_bytes, now.charged_bytes, charged))
+        moment = _Moment(now.seconds, rest, now.process_bytes, now.memory_bytes, now.charged_bytes, charged)
+        self._moments.append(moment)
         while now.seconds - self._moments[0].seconds > REMEMBERED_SECONDS:
             self._moments.popleft()
-        base = min(moment.rest for moment in self._moments)
+        base = _base(self._moments)
         rise = now.memory_bytes - self._moments[-2].memory if len(self._moments) > 1 else 0
         if now.memory_bytes + max(0, rise) > level(HARD, now.limit_bytes, base):
             self._holding = True
@@ -153,7 +162,8 @@ class Brake:
             return 0
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
         enough = FIRST_SHARE * room
-        proportion = max((moment.memory - base) / max(moment.charged, enough) for moment in self._moments)
+        least = base - now.process_bytes
+        proportion = max((m.memory - m.processes - least) / max(m.charged, enough) for m in self._moments)
         seen = max((m.now_charged for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS), default=0)
         return int(min(room / max(1.0, proportion), RAMP * seen + enough))
 
@@ -179,6 +189,11 @@ class Brake:
         return True
 
 
+def _base(moments: Sequence[_Moment]) -> int:
+    """What would remain without items, by what was seen up to the last moment."""
+    return max(0, min(moment.rest for moment in moments) + moments[-1].processes)
+
+
 def level(share: float, limit: int, base: int) -> float:
     """Bytes at which a share of a limit lies, where `base` bytes are used without items."""
     crowded = base + (share - CROWDED) / (1 - CROWDED) * (limit - base)
@@ -193,6 +208,10 @@ class Brakable(Protocol):
 
     def in_flight(self) -> tuple[int, int]:
         """Bytes that items in flight hold, and the same with what is reserved for them."""
+        ...
+
+    def process_bytes(self) -> int:
+        """Bytes that worker processes hold, by what one of each stage was last seen to hold."""
         ...
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
@@ -248,7 +267,8 @@ class BrakeThread:
         limit, memory = found
         held, charged = self._workload.in_flight()
         before = self.brake.holding
-        braking = self.brake.observe(Reading(now, limit, memory, held, charged))
+        reading = Reading(now, limit, memory, held, charged, self._workload.process_bytes())
+        braking = self.brake.observe(reading)
         self.seconds = braking.seconds
         self._apply(braking.in_flight_bytes)
         if braking.release:

@@ -9,12 +9,13 @@ predictions for the next window:
   and will be used again for the next items, so that this figure alone would fall a little whenever fewer
   items are in flight and never rise again. So B / 8 is always granted, as far as rest + B / 8 <= B holds:
   `max(0.9 B - rest, min(B / 8, B - rest))`, and never below 0. (At 0 one item at a time goes on.)
-* *Worker processes.* One more process costs what those of its stage hold on average. Processes are added
-  only while rest, the processes being started and B / 8 for items stay within 0.9 B. Where those that run already
-  leave less than B / 16 for items, one is taken away a step, from the stage whose processes hold most.
+* *Worker processes.* One more process costs what those of its stage hold on average, and 512 MiB while none of them
+  was measured. Processes are added only while rest, the processes being started and B / 8 for items stay within 0.9 B.
+  Where those that run already leave less than B / 16 for items, one is taken away a step, from the stage whose
+  processes hold most.
 
-It does not cover what it has no figure for: processes of a stage of which none was measured yet, growth of
-the trainer, or a single item larger than everything so far. Between its steps the brake watches what is measured.
+It does not cover what it has no figure for: growth of the trainer, or a single item larger than everything so far.
+Between its steps the brake watches what is measured.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ from intune.control.allocation import clamp, processes_held, processes_when_open
 
 FLOOR = 1 / 8
 """Share of the limit that items in flight may hold although the rest seems to need it."""
+
+UNMEASURED = 512 * 2**20
+"""Bytes that a process is taken to hold while none of its stage was measured: few fit a tight limit, many a wide."""
 
 
 class Guard:
@@ -91,9 +95,9 @@ def _veto_processes(
     allocation: Allocation, snapshot: Snapshot, rest: int, limit: int
 ) -> tuple[Allocation, int, list[Event]]:
     """The allocation with only the processes that fit, `rest` with those added, and the vetoes."""
-    stages = [stage for stage in snapshot.stages if stage.info.executor == "process" and stage.process_resident_bytes]
+    stages = [stage for stage in snapshot.stages if stage.info.executor == "process"]
     slots = allocation.slots
-    rest += sum(processes_held(stage, slots)[1] * (stage.process_resident_bytes or 0) for stage in stages)
+    rest += sum(processes_held(stage, slots)[1] * (stage.process_resident_bytes or UNMEASURED) for stage in stages)
     room = int(limit * (GUARD_PLANS - FLOOR)) - rest
     concurrency, reasons, events = dict(allocation.concurrency), dict(allocation.reasons), []
     for stage, target, added, resident in _growing(stages, allocation):
@@ -101,7 +105,7 @@ def _veto_processes(
         room -= granted * resident
         rest += granted * resident
         if granted < added:
-            least = 0 if stage.concurrency == 0 else 1
+            least = 0 if stage.concurrency == 0 and stage.process_resident_bytes else 1  # else it never is measured
             now = max(least, target - (added - granted))
             detail = (
                 f"{now} processes instead of {target}: {added} more of {size(resident)} each do not fit "
@@ -150,6 +154,6 @@ def _growing(stages: Sequence[StageSnapshot], allocation: Allocation) -> list[tu
             target = processes_when_open(stage.info, allocation.slots)
         ready, starting, _ = processes_held(stage, allocation.slots)
         added = target - ready - starting
-        if added > 0 and stage.process_resident_bytes:
-            found.append((stage, target, added, stage.process_resident_bytes))
+        if added > 0:
+            found.append((stage, target, added, stage.process_resident_bytes or UNMEASURED))
     return found

@@ -163,7 +163,7 @@ class Engine:
         """Close the window that began at the last call and say what happened in it."""
         self.check_not_within()
         machine = self._machine()
-        resident = {stage.info.name: stage.pool.resident_bytes() for stage in self.live if stage.pool is not None}
+        resident = {stage.info.name: stage.measure_process() for stage in self.live}
         with self.scheduler.lock:
             self._reap()
             now = self._clock.wall()
@@ -213,6 +213,10 @@ class Engine:
         """Bytes that items in flight hold, and the same with what is reserved for them."""
         with self.scheduler.lock:
             return self.context.ledger.held, self.context.ledger.charged
+
+    def process_bytes(self) -> int:
+        """Bytes that worker processes hold, by what one of each stage was last seen to hold."""
+        return sum(stage.process_bytes for stage in self.live)
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
@@ -341,6 +345,8 @@ class Engine:
             self._refresh()
             self.scheduler.dispatch()
         self.resize_pools()
+        for stage in self.live:
+            stage.measure_process()
 
     def note_death(self, stage: LiveStage, how: str) -> None:
         """A process of a stage died with an item in hand, which is done again."""

@@ -203,6 +203,7 @@ class LiveStage:
             many; None = one has passed.
         growth: What it gives for what came in, in bytes.
         sample_seconds: Recent wall seconds a sample, for the length of runs.
+        resident: Bytes of one of its processes, as last measured; None = none ever was.
     """
 
     info: StageInfo
@@ -221,6 +222,7 @@ class LiveStage:
     most_unproven: int | None = 1
     growth: Growth = field(default_factory=Growth)
     sample_seconds: float | None = None
+    resident: int | None = None
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
     instances: Instances | None = None
@@ -263,6 +265,18 @@ class LiveStage:
         if self.wants_alone:
             wanted = min(wanted, 1)
         self.cap = wanted
+
+    def measure_process(self) -> int | None:
+        """Mean bytes of one of its processes now; None where none lives. Called without the lock."""
+        found = self.pool.resident_bytes() if self.pool is not None else None
+        self.resident = self.resident if found is None else found
+        return found
+
+    @property
+    def process_bytes(self) -> int:
+        """Bytes of all its processes, by what one was last measured to hold; 0 before that."""
+        pool, resident = self.pool, self.resident
+        return resident * (pool.live + pool.leaving) if pool is not None and resident is not None else 0
 
     def was_killed(self, now: float) -> None:
         """The system killed one of its processes, as it does when memory runs out: for a while one less is wanted."""

@@ -94,6 +94,7 @@ class Simulation:
 
     Args:
         scenario: What is run.
+        brake: Whether the brake watches its memory, as it does with a real loader.
 
     Attributes:
         steps: Steps that the trainer has finished.
@@ -101,8 +102,9 @@ class Simulation:
         peak_bytes: The most memory that was held at any moment.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, brake: bool = True) -> None:
         self.scenario = scenario
+        self._braked = brake and scenario.machine.memory_bytes is not None
         self.steps = self.rows = 0
         self.peak_bytes = 0.0
         self._clock = SimClock()
@@ -128,8 +130,6 @@ class Simulation:
         self._epoch = -1
         for change in scenario.changes:
             self._at(change.seconds, partial(self._change, change))
-        if scenario.machine.memory_bytes is not None:
-            self._at(0.0, self._brake_step)
 
     # --- Workload
 
@@ -172,6 +172,8 @@ class Simulation:
         """
         until = self.now + seconds
         if self._run is None:
+            if self._braked:
+                self._brake_step()
             self._begin_epoch()
         while True:
             self._settle()
@@ -292,11 +294,11 @@ class Simulation:
         name = run.stage.info.name
         stage = self._stages[name]
         parts: list[tuple[Part, float]] = []
-        size = 1.0
+        size, held = 1.0, 0.0
         if run.drawn < _draws_of(stage):
             cost, size = self._draws[name].next()
             parts = self._parts(stage, cost * self._cost[name])
-        held = stage.scratch_bytes + self._rows[name] * stage.row_bytes * self._bytes[name] * size
+            held = stage.scratch_bytes + self._rows[name] * stage.row_bytes * self._bytes[name] * size
         work = _Work(stage, stage.executor == "process", parts, self.now, run=run, size=size, holds_bytes=held)
         if name in self._pools:
             self._pools[name].busy += 1

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from intune._errors import PipelineError
 from intune.sim.scenario import Change, Scenario, SimMachine, SimStage
 
 Random = np.random.Generator
@@ -25,10 +26,10 @@ def scenario(family: str, seed: int) -> Scenario:
     """The scenario of a family that belongs to a seed.
 
     Raises:
-        ValueError: If there is no such family.
+        PipelineError: If there is no such family.
     """
     if family not in FAMILIES:
-        raise ValueError(f"no family {family!r}: there are {sorted(FAMILIES)}")
+        raise PipelineError(f"no family {family!r}: there are {sorted(FAMILIES)}")
     random = np.random.default_rng([seed, *family.encode()])
     return replace(FAMILIES[family](random), name=f"{family}-{seed}", seed=seed)
 
@@ -162,7 +163,9 @@ def memory(scenario: Scenario, random: Random) -> Scenario:
     largest = max(stage.row_bytes * stage.rows for stage in scenario.stages)
     resident = sum(stage.resident_bytes * cpus for stage in scenario.stages if stage.executor == "process")
     need = cpus * largest * 1.5 + 0.6 * resident
-    limit = machine.baseline_bytes + max(300e6, 12 * largest, need * _log(random, 0.4, 2.0))
+    least = sum(stage.resident_bytes for stage in scenario.stages if stage.executor == "process")
+    room = max(300e6, 12 * largest, need * _log(random, 0.4, 2.0))
+    limit = machine.baseline_bytes + 1.3 * least + room
     return replace(scenario, machine=replace(machine, memory_bytes=limit))
 
 

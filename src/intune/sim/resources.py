@@ -118,16 +118,22 @@ class Resources:
             self._set_rates()
         seconds = to - self.now
         self.now = to
-        ended: list[Task] = []
-        for each in list(self._classes.values()):
-            if not each.tasks:
-                continue
-            each.done += each.rate * seconds
+        for each in self._classes.values():
+            count = len(each.tasks)
+            each.done += each.rate * seconds if count else 0.0
             each.cpu += each.cpu_rate * seconds
             each.queue += each.queue_rate * seconds
-            self.cpu_used += each.cpu_rate * seconds * len(each.tasks) * each.threads
+            self.cpu_used += each.cpu_rate * seconds * count * each.threads
             if each.part == "disk":
-                self.read_bytes += each.rate * seconds * len(each.tasks)
+                self.read_bytes += each.rate * seconds * count
+        self.lock_waits += self._lock_demand * seconds
+        self.cpu_others += self.neighbours * self._share * seconds
+        return self._ends()
+
+    def _ends(self) -> list[Task]:
+        """Let what has ended its part go on to the next one; the tasks that are done, in the order of their start."""
+        ended: list[Task] = []
+        for each in list(self._classes.values()):
             while each.tasks and each.tasks[0][0] - each.done <= 1e-9 * max(1.0, each.done):
                 _, _, task = heapq.heappop(each.tasks)
                 task.cpu_seconds += each.cpu - task._cpu_from
@@ -137,8 +143,6 @@ class Resources:
                 if not self._enter(task):
                     self.running[task.stage.name] -= 1
                     ended.append(task)
-        self.lock_waits += self._lock_demand * seconds
-        self.cpu_others += self.neighbours * self._share * seconds
         return sorted(ended, key=lambda task: task.began)
 
     def changed(self) -> None:

@@ -17,7 +17,7 @@ class SimStage:
     An item goes through its parts one after another, in the order in which they stand here.
 
     Attributes:
-        name: Unique in its scenario.
+        name: Unique in its scenario; for a shuffle or batch "shuffle" or "batch", the second one "batch_2" and so on.
         kind: What it is; the first stage is the only source.
         executor: Where it runs.
         wait_seconds: Asleep: an answer is waited for.
@@ -72,6 +72,12 @@ class SimStage:
     start_seconds: float = 0.3
     start_cpu_seconds: float = 0.2
     resident_bytes: float = 80e6
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether an item of it takes any."""
+        moved = self.wait_seconds, self.disk_bytes, self.network_bytes
+        return any((*moved, self.serial_seconds, self.lock_seconds, self.cpu_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,11 @@ class SimTrainer:
     growth_bytes: float = 0.0
     growth_steps: int = 10
 
+    @property
+    def takes_time(self) -> bool:
+        """Whether a step takes any."""
+        return any((self.device_seconds, self.cpu_seconds, self.lock_seconds))
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -181,7 +192,8 @@ class Scenario:
         """Check that it can be run.
 
         Raises:
-            ValueError: If a name is used twice, or the source is missing, not first, or not the only one.
+            ValueError: If a name is used twice or is not the one that a shuffle or batch has, or the source is missing,
+                not first, or not the only one, or nothing takes any time, so that it would never pass.
         """
         names = [stage.name for stage in self.stages]
         if not names or len(set(names)) < len(names):
@@ -189,6 +201,13 @@ class Scenario:
         kinds = [stage.kind for stage in self.stages]
         if kinds[0] != "source" or "source" in kinds[1:]:
             raise ValueError(f"{self.name}: the first stage, and no other, is the source; got kinds {kinds}")
+        if not (self.trainer.takes_time or any(stage.takes_time for stage in self.stages)):
+            raise ValueError(f"{self.name}: neither a stage nor the trainer takes any time, so none would ever pass")
+        for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+            number = kinds[: place + 1].count(kind)
+            own = kind if number == 1 else f"{kind}_{number}"
+            if kind in ("shuffle", "batch") and name != own:
+                raise ValueError(f"{self.name}: a {kind} cannot be named {name!r}: in a pipeline it is {own!r}")
         for change in self.changes:
             if change.what in ("cost", "bytes") and change.stage not in names:
                 raise ValueError(f"{self.name}: a change of {change.stage!r}, which is no stage of {names}")

@@ -1,0 +1,132 @@
+"""`intune simulate` and `intune bench tuners`: what they say, draw and keep, and their errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner, Result
+
+from intune.cli.app import app
+from intune.cli.simulate import sparkline
+from intune.sim import scenario
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def user_error(*arguments: str) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ")
+    return result.stderr.removeprefix("error: ").strip()
+
+
+class TestSimulate:
+    def test_it_says_what_was_simulated_done_and_got(self) -> None:
+        result = invoke("simulate", "drift-3", "--tuner", "even", "--decisions", "40")
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        drawn = scenario("drift", 3)
+        assert lines[0] == f"drift-3: {len(drawn.stages)} stages on {drawn.machine.cpus} CPUs with no memory limit"
+        assert [line.split()[1] for line in lines[1 : len(drawn.stages) + 1]] == [each.name for each in drawn.stages]
+        assert lines[len(drawn.stages) + 1].startswith(f"  at {drawn.changes[0].seconds:.0f} s the cost of ")
+        head = next(number for number, line in enumerate(lines) if "seconds" in line)
+        table = [line.split() for line in lines[head + 1 : head + 21]]
+        assert [row[0] for row in table] == [str(second) for second in range(2, 41, 2)]
+        assert {len(row) for row in table} == {6 + len(drawn.stages)}  # a size is two words
+        assert lines[-2].startswith("rows/s   ")
+        assert len(lines[-2].split()[1]) == 40
+        assert lines[-1].startswith("even: ")
+
+    def test_the_same_command_says_the_same(self) -> None:
+        command = ("simulate", "wild-3", "--tuner", "random", "--decisions", "8")
+        assert invoke(*command).stdout == invoke(*command).stdout
+
+    def test_it_draws(self) -> None:
+        pytest.importorskip("matplotlib")
+        command = [sys.executable, "-c", "from intune.cli import main; main()", "simulate", "clean-0"]
+        options = ["--decisions", "5", "--plot", "run.png"]  # in a process: matplotlib keeps files of fonts open
+        result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.splitlines()[-1] == "drawn: run.png"
+        assert Path("run.png").read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("wild",), "a scenario is FAMILY-SEED, as in wild-17, got 'wild'"),
+            (("wild-x",), "a scenario is FAMILY-SEED, as in wild-17, got 'wild-x'"),
+            (("wlid-1",), "no family 'wlid': there are ['bandwidth',"),
+            (("wild-1", "--tuner", "evne"), "unknown tuner 'evne': give one of "),
+            (("wild-1", "--plot", "run.doc"), "run.doc: the ending of a plot must be one of .png, .svg, .pdf"),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_a_line(self, arguments: tuple[str, ...], said: str) -> None:
+        assert user_error("simulate", *arguments).startswith(said)
+
+    def test_a_plot_without_matplotlib_names_the_extra_before_anything_is_run(self) -> None:
+        with mock.patch.dict(sys.modules, {"matplotlib": None}), mock.patch("intune.sim.play") as played:
+            said = user_error("simulate", "wild-1", "--plot", "run.png")
+        assert said == 'a plot needs matplotlib: pip install "intune[sim]"'
+        assert not played.called
+
+    def test_bars(self) -> None:
+        assert sparkline([0, 7, 3, 14]) == "▁▅▃█"
+        assert sparkline([0, 0]) == "▁▁"
+
+
+@pytest.mark.slow
+class TestBench:
+    COMMAND = (
+        "bench",
+        "tuners",
+        "--families",
+        "quota",
+        "--tuners",
+        "shared, even",
+        "--scenarios",
+        "1",
+        "--out",
+        "r.jsonl",
+    )
+
+    def test_it_compares_and_goes_on(self) -> None:
+        command = (*self.COMMAND, "--decisions", "12")
+        result = invoke(*command)
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        assert lines[0] == "1 of 1 scenarios"
+        assert lines[1].split()[:3] == ["family", "tuner", "scenarios"]
+        assert [line.split()[:4] for line in lines[2:]] == [["quota", "shared", "1", "0"], ["quota", "even", "1", "0"]]
+        assert [json.loads(line)["tuner"] for line in Path("r.jsonl").read_text().splitlines()] == ["shared", "even"]
+        assert len(list(Path("r.oracle").iterdir())) == 1
+        with mock.patch("intune.sim.evaluate.play", side_effect=AssertionError("nothing was to be run again")):
+            again = invoke(*command, "--markdown")
+        assert again.stdout.splitlines()[0].startswith("| family | tuner | scenarios | died |")
+        assert len(again.stdout.splitlines()) == 4
+
+    @pytest.mark.parametrize(
+        ("option", "value", "said"),
+        [
+            ("--families", "celan", "no family 'celan': there are ["),
+            ("--families", ",", "--families needs at least one name, got ','"),
+            ("--tuners", "evne", "unknown tuner 'evne': give one of "),
+            ("--out", ".", ".: Is a directory"),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_a_line(self, option: str, value: str, said: str) -> None:
+        assert user_error(*self.COMMAND, option, value).startswith(said)
