@@ -46,7 +46,7 @@ class TestSimulate:
         assert lines[len(drawn.stages) + 1].startswith(f"  at {drawn.changes[0].seconds:.0f} s the cost of ")
         head = next(number for number, line in enumerate(lines) if "seconds" in line)
         table = [line.split() for line in lines[head + 1 : head + 21]]
-        assert [row[0] for row in table] == [str(second) for second in range(2, 41, 2)]
+        assert [row[0] for row in table] == ["0.5", *(str(second) for second in range(2, 39, 2))]
         assert {len(row) for row in table} == {6 + len(drawn.stages)}  # a size is two words
         assert lines[-2].startswith("rows/s   ")
         assert len(lines[-2].split()[1]) == 40

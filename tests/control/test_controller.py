@@ -1,3 +1,4 @@
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import pytest
 from intune._errors import AllocationError
 from intune._values import Allocation, Budget, Event, Snapshot, StageInfo
 from intune.control import Controller, Guard, Journal
+from intune.control.controller import intervals
 from intune.testing import ManualClock, ScriptedWorkload, blank_snapshot
 from intune.tuners import RandomMoves, Shared
 
@@ -376,3 +378,7 @@ def test_a_tuner_that_does_not_return_is_left_alone_and_named(
     bench.controller.stop()
     leave.set()
     assert "Stuck() did not return" in caplog.text
+
+
+def test_the_first_steps_come_sooner() -> None:
+    assert list(itertools.islice(intervals(2.0), 6)) == [0.5, 0.5, 1.0, 2.0, 2.0, 2.0]

@@ -94,13 +94,15 @@ def over_time(trace: "Trace") -> Iterator[str]:
         cpus = sum(each.cpu_seconds for each in part) / length
         asked = " ".join(f"{'-' if value is None else value:>3}" for value in last.concurrency.values())
         memory = size(int(last.memory_bytes))
-        yield f"{last.seconds:>8.0f} {rows:>9,.0f} {cpus:>6.1f} {memory:>10} {last.slots:>5}  {asked}"
+        yield f"{last.seconds:>8g} {rows:>9,.0f} {cpus:>6.1f} {memory:>10} {last.slots:>5}  {asked}"
 
 
 def outcome(trace: "Trace", drawn: "Scenario", tuner: str) -> Iterator[str]:
     """What came of it."""
     if trace.intervals:
-        yield f"rows/s   {sparkline([each.rows for each in trace.intervals])}"
+        begins = [0.0, *(each.seconds for each in trace.intervals)]
+        rates = [each.rows / (each.seconds - begin) for begin, each in zip(begins, trace.intervals, strict=False)]
+        yield f"rows/s   {sparkline(rates)}"
     limit = drawn.machine.memory_bytes
     share = f", {trace.peak_bytes / limit:.0%} of the limit" if limit else ""
     peak = f"most memory {size(int(trace.peak_bytes))}{share}"
@@ -110,7 +112,7 @@ def outcome(trace: "Trace", drawn: "Scenario", tuner: str) -> Iterator[str]:
         yield f"{tuner}: {trace.rows_per_second():,.0f} rows/s over {trace.intervals[-1].seconds:.0f} s; {peak}"
 
 
-def sparkline(values: list[int]) -> str:
+def sparkline(values: list[float]) -> str:
     """Numbers as bars from nothing to the largest one."""
     most = max(values) or 1
     return "".join(BARS[round(value / most * (len(BARS) - 1))] for value in values)

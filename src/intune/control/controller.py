@@ -7,7 +7,7 @@ journal that fails stops tuning, and what was applied last stays in force.
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import fields, replace
 
 from intune._clock import Clock
@@ -21,6 +21,18 @@ from intune.control.journal import Decision, Journal
 _log = logging.getLogger(__name__)
 
 
+FIRST_SHARES = (0.25, 0.25, 0.5)
+"""The first steps come sooner, after these shares of the interval: what a run begins with is most in need of change."""
+
+
+def intervals(interval_seconds: float) -> Iterator[float]:
+    """Seconds between the steps of a controller, one after another, without end."""
+    for share in FIRST_SHARES:
+        yield share * interval_seconds
+    while True:
+        yield interval_seconds
+
+
 class Controller:
     """Steers one workload with one tuner.
 
@@ -32,7 +44,7 @@ class Controller:
         guard: Lowers each decision to the budget and to what memory allows.
         journal: Gets each decision. It stays open when the controller stops.
         clock: Time between steps.
-        interval_seconds: Seconds from the end of a step to the next one.
+        interval_seconds: Seconds from the end of a step to the next one, once the first ones are over.
     """
 
     def __init__(
@@ -114,9 +126,10 @@ class Controller:
         self._thread.stop()
 
     def _steps(self) -> Generator[float, None, None]:
-        yield self._interval_seconds
-        while self._try_step():
-            yield self._interval_seconds
+        for seconds in intervals(self._interval_seconds):
+            yield seconds
+            if not self._try_step():
+                return
 
     def _try_step(self) -> bool:
         try:

@@ -1,10 +1,12 @@
 """One tuner steers one scenario: what a controller does each second with a real loader, in simulated time."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from intune._values import Tuner
 from intune.control import Controller, Guard, Journal
+from intune.control.controller import intervals as until_next
 from intune.sim.discrete import OutOfMemory, Simulation
 from intune.sim.scenario import Scenario
 
@@ -71,7 +73,7 @@ def play(scenario: Scenario, tuner: Tuner, decisions: int = 60, *, interval_seco
         scenario: What is run.
         tuner: What decides; it is used as it is, so give a new one for each run.
         decisions: Decisions after the first, which it takes before anything runs.
-        interval_seconds: Simulated seconds between two of them.
+        interval_seconds: Simulated seconds between two of them, once the first ones are over.
     """
     simulation = Simulation(scenario)
     journal = Journal(None, clock=simulation.clock)
@@ -82,9 +84,9 @@ def play(scenario: Scenario, tuner: Tuner, decisions: int = 60, *, interval_seco
     rows = steps = 0
     used, died = 0.0, None
     try:
-        for _ in range(decisions):
+        for seconds in itertools.islice(until_next(interval_seconds), decisions):
             applied = controller.step()
-            simulation.advance(interval_seconds)
+            simulation.advance(seconds)
             intervals.append(
                 Interval(
                     simulation.now,
