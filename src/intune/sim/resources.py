@@ -119,15 +119,15 @@ class Resources:
         seconds = to - self.now
         self.now = to
         ended: list[Task] = []
-        for each in list(self._classes.values()):
-            if not each.tasks:
-                continue
+        active = [each for each in self._classes.values() if each.tasks]
+        for each in active:  # all of them before any task moves on: into a part that it has not been in until now
             each.done += each.rate * seconds
             each.cpu += each.cpu_rate * seconds
             each.queue += each.queue_rate * seconds
             self.cpu_used += each.cpu_rate * seconds * len(each.tasks) * each.threads
             if each.part == "disk":
                 self.read_bytes += each.rate * seconds * len(each.tasks)
+        for each in active:
             while each.tasks and each.tasks[0][0] - each.done <= 1e-9 * max(1.0, each.done):
                 _, _, task = heapq.heappop(each.tasks)
                 task.cpu_seconds += each.cpu - task._cpu_from
