@@ -1,0 +1,391 @@
+"""The steady state of many environments at once: how fast, and how full, where stages share what there is.
+
+The rate X in source rows a second is the largest that nothing forbids: places of stages, slots, CPUs, locks, disks,
+bandwidths, order, memory, the trainer. Each gives a bound, and X is their smooth minimum: what is nearly as scarce as
+the scarcest is in its way now and then. Bounds depend on how much is going on at once, as stages slow down with
+concurrency and CPUs are shared, so both are found together, in a fixed number of rounds. They start with everything
+full, and so end, where there are several answers, with the fullest: a stage that slows down with concurrency and has
+once fallen behind gets more and more at once, and stays behind.
+
+The constants were fitted to the discrete-event level, on scenarios of the families that are trained on.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from intune.sim.tables import Tables, last_of
+from intune.tuners.view import Bools, Floats
+
+ROUNDS = 9
+SHARPNESS = 20
+"""Exponent of the smooth minimum."""
+ORDER = 0.8
+"""Share of the time for which order holds back what is counted: items that are late together overlap."""
+QUEUE = 1.0
+"""Waiting for something shared, as a multiple of what a queue with constant service would have twice."""
+REST = 1.0
+"""Share of the bytes of running tasks that guard and brake take to be there always."""
+LARGEST = 2.5
+"""Standard deviations of the logarithm that the largest of the items seen lately lies above their middle."""
+TINY = 1e-12
+
+
+@dataclass(slots=True)
+class Moment:
+    """What is in force in each environment, and what has become of its costs.
+
+    Attributes:
+        cap: float[E, S]; the most items that each stage works on at once, not necessarily whole.
+        waits: bool[E, S]; its items hold no slot.
+        slots: float[E]; slots.
+        cpus: float[E]; CPUs.
+        neighbours: float[E]; threads of others that compute all the time.
+        starting: float[E]; processes being started that compute, on average.
+        cost: float[E, S]; factor on all seconds and bytes read of a stage.
+        size: float[E, S]; factor on the bytes of what it makes.
+        device: float[E]; device seconds of a step, pauses included.
+        held: float[E]; bytes of the limit that are not for items: trainer, interpreter, processes.
+        limit: float[E]; memory limit; inf = none.
+    """
+
+    cap: Floats
+    waits: Bools
+    slots: Floats
+    cpus: Floats
+    neighbours: Floats
+    starting: Floats
+    cost: Floats
+    size: Floats
+    device: Floats
+    held: Floats
+    limit: Floats
+
+
+@dataclass(slots=True)
+class Steady:
+    """What comes of it.
+
+    Attributes:
+        rate: float[E]; source rows a second.
+        loader: float[E]; the rate if the trainer took everything at once.
+        trainer: float[E]; the rate that the trainer allows.
+        wall: float[E, S]; wall seconds an item.
+        cpu: float[E, S]; CPU seconds an item.
+        queue: float[E, S]; seconds an item without a CPU.
+        busy: float[E, S]; items being worked on.
+        share: float[E]; CPU that something gets that computes.
+        lock_demand: float[E]; threads that want the interpreter lock.
+        places: float[E, S]; share in what holds the rate down of a stage's own places.
+        slots: float[E]; the same of slots.
+        memory: float[E]; the same of memory.
+        consumer: float[E]; the same of the trainer.
+        order: float[E, S]; share of the time in which order holds back the stages of the same segment.
+        most_items: float[E]; bytes that items in flight may hold; inf = any.
+        task_bytes: float[E]; bytes that running tasks hold beside their inputs.
+        item_bytes: float[E]; bytes that items in flight hold.
+    """
+
+    rate: Floats
+    loader: Floats
+    trainer: Floats
+    wall: Floats
+    cpu: Floats
+    queue: Floats
+    busy: Floats
+    share: Floats
+    lock_demand: Floats
+    places: Floats
+    slots: Floats
+    memory: Floats
+    consumer: Floats
+    order: Floats
+    most_items: Floats
+    task_bytes: Floats
+    item_bytes: Floats
+
+
+def solve(tables: Tables, moment: Moment) -> Steady:
+    """The steady state of each environment."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return _Solver(tables, moment).run()
+
+
+def admitted(limit: Floats, rest: Floats) -> Floats:
+    """Bytes that guard and brake let items in flight hold, where everything else holds `rest` of a limit."""
+    guard = np.maximum(0.9 * limit - rest, np.minimum(limit / 8, limit - rest))
+    brake = np.maximum(0.87 * limit - rest, 0.35 * (limit - rest))
+    return np.where(np.isfinite(limit), np.maximum(0.0, np.minimum(guard, brake)), np.inf)
+
+
+def widest(tables: Tables, cap: Floats, waits: Bools, slots: Floats) -> Floats:
+    """Items that may be worked on at once: as many as there are slots, or as a stage that waits may."""
+    return np.maximum(slots, np.where(waits & tables.present, cap, 0.0).max(1))
+
+
+def _power(x: Floats) -> Floats:
+    """x to the power -SHARPNESS, much faster than in general."""
+    y = 1 / np.maximum(x, 1e-9)
+    y = y * y
+    y = y * y
+    return y * (y * y) * (y * y)
+
+
+def _root(x: Floats) -> Floats:
+    """Back from that power."""
+    return np.asarray(x ** (-1 / SHARPNESS))
+
+
+def _normal(x: Floats) -> Floats:
+    """Distribution function of the normal distribution, to three digits."""
+    return 0.5 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))
+
+
+def _excess(mean: Floats, sigma: Floats, bound: Floats) -> Floats:
+    """Mean of what a log-normal variable is above a bound."""
+    sigma = np.maximum(sigma, 1e-3)
+    away = np.log(np.maximum(mean, TINY) / np.maximum(bound, TINY)) / sigma
+    return np.maximum(0.0, mean * _normal(away + sigma / 2) - bound * _normal(away - sigma / 2))
+
+
+def _queue(load: Floats, servers: Floats | float, used: Floats, room: Floats) -> Floats:
+    """Waiting as a multiple of the time in use: as in an open queue while short, else as all places full make it."""
+    load = np.minimum(load, 0.9999)
+    many = 1.0 if isinstance(servers, float) else np.sqrt(2 * (servers + 1)) - 1
+    waiting = QUEUE * load**many / (servers * (1 - load))
+    full = room / np.maximum(used, TINY)
+    return waiting * full / np.maximum(waiting + full, TINY)
+
+
+class _Solver:
+    """The rounds of `solve`: each method is one relation, the attributes are what is known so far.
+
+    All rates are in source rows a second; `need` is seconds of places for each source row.
+    """
+
+    def __init__(self, tables: Tables, moment: Moment) -> None:
+        t, m = tables, moment
+        self.t, self.m, self.v = t, m, t.visits
+        self.cap = np.where(t.present, m.cap, 0.0)
+        self.some = np.maximum(self.cap, 1.0)
+        self.holds = (t.present & ~m.waits).astype(float)
+        self.segments = range(int(t.segment.max()) + 1)
+        self._costs()
+        self._bytes()
+        self.ahead = widest(t, m.cap, m.waits, m.slots)
+        self.ahead = self.ahead + np.maximum(4, np.floor(self.ahead / 2))
+        self.starts = self._by_segment(np.where(t.opens, self.v, 0.0))
+        # What is filled round by round.
+        zeros = np.zeros_like(m.slots)
+        self.busy = np.minimum(self.cap, m.slots[:, None])
+        self.share, self.active = np.ones_like(zeros), np.ones_like(zeros)
+        self.lock_demand, self.order, self.stall = zeros, zeros, np.zeros_like(self.cap)
+        self.lost = np.zeros_like(self.cap)
+        self.most_items = np.where(np.isfinite(m.limit), m.limit, 1e15)
+
+    def run(self) -> Steady:
+        """All rounds, and what stands at the end of them."""
+        for number in range(ROUNDS):
+            self._walls()
+            self._memory()
+            self._bounds()
+            self._queues()
+            if number > 2:
+                self._order()
+            self._populations()
+            self._cpus()
+        return self._result()
+
+    # --- what stays as it is
+
+    def _costs(self) -> None:
+        t, m, v = self.t, self.m, self.v
+        disk, network = t.disk * m.cost, t.network * m.cost
+        self.serial, self.lock, self.compute = t.serial * m.cost, t.lock * m.cost, t.cpu * m.cost
+        self.thread_lock = np.where(t.process, 0.0, self.lock)
+        self.moved = t.moved * m.cost
+        self.bends = (t.contention > 0) | (t.coherency > 0)
+        peak = np.sqrt(np.maximum(0.0, 1 - t.contention) / np.maximum(t.coherency, TINY))
+        self.peak = np.where(t.coherency > 0, np.maximum(1.0, peak), np.inf)
+        self.disk, self.network = disk / t.disk_stream[:, None], network / t.network_stream[:, None]
+        self.idle = t.wait * m.cost + t.latency + self.disk + self.network
+        self.disk_bound = t.disk_rate / np.maximum((v * disk).sum(1), TINY)
+        self.network_bound = t.network_rate / np.maximum((v * network).sum(1), TINY)
+
+    def _bytes(self) -> None:
+        t, m = self.t, self.m
+        self.made = t.out_bytes * m.size
+        self.came = t.in_bytes * _shifted(m.size)
+        copies = np.where(t.opens, 0.0, np.where(t.process, 2.0, 1.0)) * self.came
+        peak = copies + self.made
+        spread = np.expm1(t.bytes_spread**2)
+        variance = copies**2 * _shifted(spread) + self.made**2 * spread
+        variation = np.sqrt(variance) / np.maximum(peak, TINY)
+        self.largest, self.variation = np.zeros_like(peak), np.zeros_like(peak)
+        for number in self.segments:
+            inside = t.segment == number
+            among = np.where(inside, peak, 0.0)
+            self.largest += inside * among.max(1, keepdims=True)
+            self.variation += inside * np.take_along_axis(variation, among.argmax(1)[:, None], 1)
+
+    def _by_segment(self, values: Floats) -> Floats:
+        """Sums over the stages of a segment, given to each of them."""
+        total = np.zeros_like(values)
+        for number in self.segments:
+            inside = self.t.segment == number
+            total += inside * (values * inside).sum(1)[:, None]
+        return total
+
+    # --- the relations
+
+    def _slowdown(self, n: Floats) -> Floats:
+        """Of an item among n on average: those that it meets are more than the average."""
+        seen = np.clip(n + 1 - n / self.some, 1.0, self.some)
+        return 1 + (seen - 1) * (self.t.contention + self.t.coherency * seen)
+
+    def _walls(self) -> None:
+        """Seconds an item, without waiting for what is shared but CPUs."""
+        self.slow = self._slowdown(self.busy)
+        self.computing = self.slow * (self.serial + self.lock + self.compute)
+        self.bare = self.idle + self.computing / self.share[:, None]
+        self.need = self.v * self.bare
+
+    def _bounds(self) -> None:
+        """The smooth minimum of what everything allows."""
+        t, m, v, share = self.t, self.m, self.v, self.share
+        best = np.where(self.bends, np.clip(self.peak, self.busy, self.cap), self.cap)
+        at_best = self.idle + self.computing * (self._slowdown(best) / self.slow) / share[:, None]
+        places = np.where(t.present, _power(best / np.maximum(v * np.where(self.bends, at_best, self.bare), TINY)), 0.0)
+        self.serial_bound = share[:, None] / np.maximum(v * self.slow * self.serial, TINY)
+        lock = (v * self.slow * self.thread_lock).sum(1) + t.trainer_lock / t.batch_rows
+        self.lock_bound = share / np.maximum(lock, TINY)
+        self.traffic_bound = t.traffic_rate / np.maximum((v * self.slow * self.moved).sum(1), TINY)
+        slots = _power(m.slots / np.maximum((self.holds * self.need).sum(1), TINY))
+        memory = _power(self.memory_bound)
+        shared = np.stack([self.lock_bound, self.disk_bound, self.network_bound, self.traffic_bound])
+        loader = (places + _power(self.serial_bound)).sum(1) + _power(shared).sum(0) + slots + memory
+        self.step = m.device + (t.trainer_cpu + t.trainer_lock * (1 + self.lock_demand)) / self.active
+        self.trainer = t.batch_rows / np.maximum(self.step, TINY)
+        calm = 1 / (1 + self.order)
+        self.loader = _root(loader) * calm
+        consumer = _power(self.trainer / calm)
+        self.rate = _root(loader + consumer) * calm
+        self.parts = (places, slots, memory, consumer, loader + consumer)
+
+    def _memory(self) -> None:
+        """Items are admitted while what they may come to hold fits; one is in any case."""
+        t, m = self.t, self.m
+        self.task_bytes = (self.busy * (t.scratch + self.made)).sum(1)
+        if not np.isfinite(m.limit).any():
+            self.memory_bound = np.full_like(m.slots, np.inf)
+            return
+        self.most_items = admitted(m.limit, m.held + REST * self.task_bytes)
+        fit = np.maximum(1.0, self.most_items[:, None] / np.maximum(self.largest, TINY))
+        largest = np.exp(LARGEST * np.sqrt(np.log1p(self.variation**2)))
+        more = 1 + 3 * self.variation / np.sqrt(fit) + (largest - 1) / fit
+        reserved = 1.05 * self.largest * np.minimum(more, largest)
+        stay = np.where(t.opens, self.starts * self._by_segment(self.bare) * reserved, 0.0)
+        a_row = (stay + np.where(t.gathers, self.need * self.came, 0.0)).sum(1)
+        through = np.maximum(self.need.sum(1), TINY)
+        waiting = 0.5 * np.where(t.gathers, self.came, 0.0).sum(1)
+        items = np.maximum(1.0, (self.most_items - waiting) / np.maximum(a_row / through, TINY) - 0.5)
+        self.memory_bound = np.where(np.isfinite(m.limit), items / through, np.inf)
+
+    def _queues(self) -> None:
+        """What waits for something that all share, while it holds its place: as many as there are places left."""
+        t, m, v, share = self.t, self.m, self.v, self.share[:, None]
+        x = self.rate[:, None]
+        busy = np.minimum(self.cap, x * self.need)
+        free = np.maximum(0.0, m.slots - (self.holds * busy).sum(1))[:, None]
+        room = self.cap - busy
+        room = np.where(self.holds > 0, np.minimum(room, free), room)
+        serial = self.slow * self.serial / share
+        extra = serial * _queue(x / self.serial_bound, 1.0, x * v * serial, room)
+        lock = self.slow * self.thread_lock / share
+        waiting = self._pool(self.lock_bound, 1.0, lock, room)
+        self.lock_demand = self.rate * (v * (lock + waiting)).sum(1)
+        moving = np.where(self.moved > 0, self.slow * self.compute / share, 0.0)
+        movers = np.maximum(1.0, (v * moving).sum(1) * self.traffic_bound)
+        self.stall = self._pool(self.traffic_bound, movers, moving, room)
+        extra += waiting + self.stall
+        extra += self._pool(self.disk_bound, t.disk_rate / t.disk_stream, self.disk, room)
+        extra += self._pool(self.network_bound, t.network_rate / t.network_stream, self.network, room)
+        self.wall = self.bare + extra
+
+    def _pool(self, bound: Floats, servers: Floats | float, seconds: Floats, room: Floats) -> Floats:
+        """Seconds that items wait for what several stages share, each in proportion to its own use."""
+        if not seconds.any():
+            return np.zeros_like(seconds)
+        used = self.rate * (self.v * seconds).sum(1)
+        places = np.where(seconds > 0, room, 0.0).sum(1)
+        return seconds * _queue(self.rate / bound, servers, used, places)[:, None]
+
+    def _order(self) -> None:
+        """An item that takes longer than those that may go past it need holds all others back."""
+        t, wall = self.t, self.wall
+        starts = np.maximum(self.rate, TINY)[:, None] * self.starts
+        slack = self.ahead[:, None] / np.maximum(starts, TINY)
+        stay = self._by_segment(wall)
+        squares = (wall * t.spread) ** 2
+        square = self._by_segment(squares)
+        usual = stay + self._by_segment((t.rest_factor - 1) * wall)
+        lost = np.where(t.opens, _excess(usual, np.sqrt(square) / np.maximum(usual, TINY), slack), 0.0)
+        if t.tail.any():
+            late = stay + (t.tail_factor - 1) * wall
+            sigma = np.sqrt(square + (t.tail_factor**2 - 1) * squares) / np.maximum(late, TINY)
+            lost = lost + t.tail * _excess(late, sigma, slack)
+        self.lost = starts * lost
+        # Not all at once: what is lost grows steeply with the rate.
+        self.order = self.order + 0.4 * (ORDER * self.lost.sum(1) - self.order)
+
+    def _populations(self) -> None:
+        """A stage that bends has as many at once as what comes needs, however little its own places then give."""
+        places, _, _, _, total = self.parts
+        others = np.maximum(total[:, None] - places, 1e-250)
+        allowed = np.where(self.bends, _root(others) / (1 + self.order[:, None]), self.rate[:, None])
+        self.busy = np.minimum(self.cap, allowed * self.v * self.wall)
+
+    def _cpus(self) -> None:
+        """CPUs are shared with the trainer while it computes, and with others all the time."""
+        t, m = self.t, self.m
+        runnable = self.rate * (self.v * self.computing).sum(1) / self.share
+        others = np.minimum(runnable, self.busy.sum(1)) + m.neighbours + m.starting
+        calm = np.minimum(1.0, m.cpus / np.maximum(others, TINY))
+        self.active = np.minimum(1.0, m.cpus / np.maximum(others + t.trainer_threads * (t.trainer_cpu > 0), TINY))
+        training = np.minimum(1.0, self.rate / t.batch_rows * (self.step - m.device))
+        share = (1 - training) * calm + training * self.active
+        self.share = 0.5 * (self.share + share)
+
+    # --- the end
+
+    def _result(self) -> Steady:
+        t, x, share = self.t, self.rate, self.share[:, None]
+        places, slots, memory, consumer, total = self.parts
+        busy = x[:, None] * self.v * self.wall
+        ready = np.take_along_axis(self.made, last_of(t)[:, None], 1)[:, 0] * self.ahead * consumer / total
+        items = (busy * np.where(t.opens, 0.0, self.came)).sum(1) + ready
+        items += (np.where(t.gathers, (0.5 + busy) * self.came, 0.0)).sum(1)
+        return Steady(
+            rate=x,
+            loader=self.loader,
+            trainer=self.trainer,
+            wall=self.wall,
+            cpu=self.computing + self.stall * share,
+            queue=self.computing * (1 - share) / share + self.stall * (1 - share),
+            busy=busy,
+            share=self.share,
+            lock_demand=self.lock_demand + x / t.batch_rows * t.trainer_lock * (1 + self.lock_demand) / self.active,
+            places=places / total[:, None],
+            slots=slots / total,
+            memory=memory / total,
+            consumer=consumer / total,
+            order=self._by_segment(self.lost) / (1 + self.lost.sum(1))[:, None],
+            most_items=self.most_items,
+            task_bytes=self.task_bytes,
+            item_bytes=np.minimum(items, self.most_items),
+        )
+
+
+def _shifted(values: Floats) -> Floats:
+    """What the stage before has; zeros for the first."""
+    return np.concatenate([np.zeros_like(values[:, :1]), values[:, :-1]], axis=1)
