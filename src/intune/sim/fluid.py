@@ -10,8 +10,8 @@ which settles it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,7 +163,7 @@ class Fluid:
         flows = self._flow(steady, passed, deviation[0])
         self._decide_waits(flows)
         s.share = steady.share
-        memory = self._memory(moment, steady, deviation[2])
+        memory = self._memory(steady, deviation[2])
         window = measure(t, moment, steady, flows, self._caps(granted, s.live), deviation[1:])
         window.asked = np.where(t.present, granted.asked, np.nan)
         window.ready = np.where(t.process, s.live, np.nan)
@@ -219,7 +219,7 @@ class Fluid:
         """The same environments by themselves, for `rate`."""
         part = object.__new__(Fluid)
         part._tables, part.alive = self._tables.take(rows), self.alive[rows]
-        part._state = _State(*(getattr(self._state, name)[rows] for name in _State.__slots__))
+        part._state = _State(*(getattr(self._state, each.name)[rows] for each in fields(_State)))
         return part
 
     def _grant(self, asked: Floats, slots: Floats, settled: bool = False) -> Granted:
@@ -376,7 +376,7 @@ class Fluid:
             known = open_yet & ((flows.items >= TRIAL_ITEMS) | ((flows.items > 0) & (share <= WAITING_SHARE)))
             s.waits = np.where(known, (share > WAITING_SHARE).astype(float), s.waits)
 
-    def _memory(self, moment: Moment, steady: Steady, deviation: Floats) -> Floats:
+    def _memory(self, steady: Steady, deviation: Floats) -> Floats:
         """Bytes at the end of the interval; who needed more than there is in it is dead."""
         t, s = self._tables, self._state
         flowing = np.where(self.alive, steady.item_bytes + steady.task_bytes, 0.0)
@@ -384,7 +384,8 @@ class Fluid:
         spread = flowing * np.sqrt(np.expm1((t.bytes_spread**2).max(1)) / pieces)
         now = np.maximum(0.0, flowing + spread * 0.5 * deviation[:, 0])
         s.high = np.maximum(s.high, np.minimum(now, steady.most_items))
-        held = moment.held + now + t.kept * np.maximum(0.0, s.high - now)
+        processes = ((s.live + (s.left > 0)) * t.resident).sum(1)
+        held: Floats = self._rest() + processes + now + t.kept * np.maximum(0.0, s.high - now)
         within = np.minimum(spread * PEAK, np.maximum(0.0, steady.most_items - now))
         self.alive &= ~(held + within > s.limit)
         return held
@@ -412,6 +413,11 @@ def _levelled(wanted: Floats, among: Bools, total: Floats) -> Floats:
 
 
 def _empty_state(workloads: int, stages: int) -> _State:
-    by_stage = [np.zeros((workloads, stages)) for _ in range(8)]
-    whole = [np.zeros(workloads) for _ in range(9)]
-    return _State(*by_stage, *whole, np.zeros(workloads, dtype=np.bool_))
+    made: dict[str, Any] = {}
+    for number, each in enumerate(fields(_State)):
+        shape = (workloads, stages) if number < _BY_STAGE else (workloads,)
+        made[each.name] = np.zeros(shape, dtype=np.bool_ if each.name == "news" else np.float64)
+    return _State(**made)
+
+
+_BY_STAGE = [each.name for each in fields(_State)].index("now")

@@ -10,7 +10,7 @@ import numpy as np
 
 from intune.sim.steady import Moment, Steady, widest
 from intune.sim.tables import Tables, last_of
-from intune.tuners.view import Floats, View
+from intune.tuners.view import Bools, Floats, View
 
 LOCK_TURN_SECONDS = 5e-3
 """For how long a thread keeps the interpreter lock while others want it."""
@@ -54,7 +54,8 @@ def measure(tables: Tables, moment: Moment, steady: Steady, flows: Flows, cap: F
         deviation: float[2, E, S]; from a normal distribution.
 
     Returns:
-        All but what only the state knows: `asked`, `ready`, `starting`, `memory`, `threads`, `cpus`, `vetoed`, `changed`.
+        All but what only the state knows: `asked`, `ready`, `starting`, `memory`, `threads`, `cpus`, `vetoed` and
+        `changed`.
     """
     t, seconds = tables, flows.seconds
     some = t.present & (flows.items > 0)
@@ -105,7 +106,7 @@ def measure(tables: Tables, moment: Moment, steady: Steady, flows: Flows, cap: F
     )
 
 
-def _run_queue(t: Tables, steady: Steady, flows: Flows, measured: Floats, deviation: Floats) -> Floats:
+def _run_queue(t: Tables, steady: Steady, flows: Flows, measured: Bools, deviation: Floats) -> Floats:
     """Of one task in sixteen; a source has one more for each item, which takes no time, and is the one looked at."""
     few = np.maximum(1.0, flows.sampled)
     queue = steady.queue * flows.dearer * np.exp(0.3 * deviation / np.sqrt(few) - 0.045 / few)

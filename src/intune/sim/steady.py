@@ -11,10 +11,11 @@ The constants were fitted to the discrete-event level, on scenarios of the famil
 """
 
 from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 
-from intune.sim.tables import Tables, last_of
+from intune.sim.tables import Ints, Tables, last_of
 from intune.tuners.view import Bools, Floats
 
 ROUNDS = 9
@@ -28,6 +29,10 @@ REST = 1.0
 """Share of the bytes of running tasks that guard and brake take to be there always."""
 LARGEST = 2.5
 """Standard deviations of the logarithm that the largest of the items seen lately lies above their middle."""
+SERIAL_DOUBLINGS, POOL_DOUBLINGS = 2, 3
+"""The same, as a power of 2, for a serial section and for what stages share, beside those who wait for it."""
+TOGETHER = 6.0
+"""Standard deviations above the mean number of items at once which a stage that bends must live through."""
 TINY = 1e-12
 
 
@@ -120,20 +125,44 @@ def admitted(limit: Floats, rest: Floats) -> Floats:
 
 def widest(tables: Tables, cap: Floats, waits: Bools, slots: Floats) -> Floats:
     """Items that may be worked on at once: as many as there are slots, or as a stage that waits may."""
-    return np.maximum(slots, np.where(waits & tables.present, cap, 0.0).max(1))
+    waiting: Floats = np.where(waits & tables.present, cap, 0.0).max(1)
+    return np.maximum(slots, waiting)
 
 
 def _power(x: Floats) -> Floats:
-    """x to the power -SHARPNESS, much faster than in general."""
-    y = 1 / np.maximum(x, 1e-9)
-    y = y * y
-    y = y * y
-    return y * (y * y) * (y * y)
+    """To the power -SHARPNESS, much faster than in general."""
+    y: Floats = 1 / np.maximum(x, 1e-9)
+    y *= y
+    y *= y
+    square = y * y
+    return np.asarray(y * square * square)
 
 
 def _root(x: Floats) -> Floats:
     """Back from that power."""
-    return np.asarray(x ** (-1 / SHARPNESS))
+    root: Floats = x ** (-1 / SHARPNESS)
+    return root
+
+
+def _beside(bound: Floats, crowd: Floats, doublings: int) -> Floats:
+    """To the power of `_power`, what something shared adds to a bound by those who hold places while they wait for it.
+
+    Where both are near, less gets through than either allows: they are all there, but not always there. The smooth
+    minimum of the two has an exponent of 2 to the power `doublings`.
+    """
+    ratio = np.minimum(bound / crowd, crowd / bound)
+    for _ in range(doublings):
+        ratio = ratio * ratio
+    ratio += 1
+    for _ in range(doublings):
+        ratio = np.sqrt(ratio)
+    return np.maximum(_power(np.minimum(bound, crowd) / ratio) - _power(crowd), 0.0)
+
+
+def _sum(values: Floats) -> Floats:
+    """Over stages; much faster than `sum` over so few."""
+    total: Floats = values @ np.ones(values.shape[1])
+    return total
 
 
 def _normal(x: Floats) -> Floats:
@@ -169,7 +198,7 @@ class _Solver:
         self.cap = np.where(t.present, m.cap, 0.0)
         self.some = np.maximum(self.cap, 1.0)
         self.holds = (t.present & ~m.waits).astype(float)
-        self.segments = range(int(t.segment.max()) + 1)
+        self.inside = [(t.segment == number).astype(float) for number in range(int(t.segment.max()) + 1)]
         self._costs()
         self._bytes()
         self.ahead = widest(t, m.cap, m.waits, m.slots)
@@ -204,13 +233,15 @@ class _Solver:
         self.serial, self.lock, self.compute = t.serial * m.cost, t.lock * m.cost, t.cpu * m.cost
         self.thread_lock = np.where(t.process, 0.0, self.lock)
         self.moved = t.moved * m.cost
-        self.bends = (t.contention > 0) | (t.coherency > 0)
-        peak = np.sqrt(np.maximum(0.0, 1 - t.contention) / np.maximum(t.coherency, TINY))
-        self.peak = np.where(t.coherency > 0, np.maximum(1.0, peak), np.inf)
+        self.bent = np.nonzero((t.contention > 0) | (t.coherency > 0))
+        contention, coherency = t.contention[self.bent], t.coherency[self.bent]
+        peak = np.sqrt(np.maximum(0.0, 1 - contention) / np.maximum(coherency, TINY))
+        self.peak = np.where(coherency > 0, np.maximum(1.0, peak), np.inf)
         self.disk, self.network = disk / t.disk_stream[:, None], network / t.network_stream[:, None]
+        self.users = (self.thread_lock > 0, disk > 0, network > 0, self.moved > 0)
         self.idle = t.wait * m.cost + t.latency + self.disk + self.network
-        self.disk_bound = t.disk_rate / np.maximum((v * disk).sum(1), TINY)
-        self.network_bound = t.network_rate / np.maximum((v * network).sum(1), TINY)
+        self.disk_bound = t.disk_rate / np.maximum(_sum(v * disk), TINY)
+        self.network_bound = t.network_rate / np.maximum(_sum(v * network), TINY)
 
     def _bytes(self) -> None:
         t, m = self.t, self.m
@@ -222,26 +253,25 @@ class _Solver:
         variance = copies**2 * _shifted(spread) + self.made**2 * spread
         variation = np.sqrt(variance) / np.maximum(peak, TINY)
         self.largest, self.variation = np.zeros_like(peak), np.zeros_like(peak)
-        for number in self.segments:
-            inside = t.segment == number
-            among = np.where(inside, peak, 0.0)
+        for inside in self.inside:
+            among = inside * peak
             self.largest += inside * among.max(1, keepdims=True)
             self.variation += inside * np.take_along_axis(variation, among.argmax(1)[:, None], 1)
 
     def _by_segment(self, values: Floats) -> Floats:
         """Sums over the stages of a segment, given to each of them."""
         total = np.zeros_like(values)
-        for number in self.segments:
-            inside = self.t.segment == number
-            total += inside * (values * inside).sum(1)[:, None]
+        for inside in self.inside:
+            total += inside * _sum(values * inside)[:, None]
         return total
 
     # --- the relations
 
-    def _slowdown(self, n: Floats) -> Floats:
-        """Of an item among n on average: those that it meets are more than the average."""
-        seen = np.clip(n + 1 - n / self.some, 1.0, self.some)
-        return 1 + (seen - 1) * (self.t.contention + self.t.coherency * seen)
+    def _slowdown(self, n: Floats, at: tuple[Ints, ...] | EllipsisType = ...) -> Floats:
+        """Of an item among n on average, at some places of the tables: those that it meets are more than the average."""
+        some = self.some[at]
+        more = np.clip(n + 1 - n / some, 1.0, some)
+        return 1 + (more - 1) * (self.t.contention[at] + self.t.coherency[at] * more)
 
     def _walls(self) -> None:
         """Seconds an item, without waiting for what is shared but CPUs."""
@@ -253,17 +283,23 @@ class _Solver:
     def _bounds(self) -> None:
         """The smooth minimum of what everything allows."""
         t, m, v, share = self.t, self.m, self.v, self.share
-        best = np.where(self.bends, np.clip(self.peak, self.busy, self.cap), self.cap)
-        at_best = self.idle + self.computing * (self._slowdown(best) / self.slow) / share[:, None]
-        places = np.where(t.present, _power(best / np.maximum(v * np.where(self.bends, at_best, self.bare), TINY)), 0.0)
+        at = self.bent
+        best = np.clip(self.peak, self.busy[at], self.cap[at])
+        seconds = self.bare.copy()
+        seconds[at] = self.idle[at] + self.computing[at] * (self._slowdown(best, at) / self.slow[at]) / share[at[0]]
+        filled = np.where(t.present, self.cap / np.maximum(v * seconds, TINY), np.inf)
+        held = m.slots / np.maximum(_sum(self.holds * self.need), TINY)
+        places, slots = _power(filled), _power(held)
         self.serial_bound = share[:, None] / np.maximum(v * self.slow * self.serial, TINY)
-        lock = (v * self.slow * self.thread_lock).sum(1) + t.trainer_lock / t.batch_rows
+        lock = _sum(v * self.slow * self.thread_lock) + t.trainer_lock / t.batch_rows
         self.lock_bound = share / np.maximum(lock, TINY)
-        self.traffic_bound = t.traffic_rate / np.maximum((v * self.slow * self.moved).sum(1), TINY)
-        slots = _power(m.slots / np.maximum((self.holds * self.need).sum(1), TINY))
-        memory = _power(self.memory_bound)
+        self.traffic_bound = t.traffic_rate / np.maximum(_sum(v * self.slow * self.moved), TINY)
+        serial = _beside(self.serial_bound, np.minimum(filled, held[:, None]), SERIAL_DOUBLINGS)
         shared = np.stack([self.lock_bound, self.disk_bound, self.network_bound, self.traffic_bound])
-        loader = (places + _power(self.serial_bound)).sum(1) + _power(shared).sum(0) + slots + memory
+        shared = _beside(shared, np.stack([self._crowd(users, held) for users in self.users]), POOL_DOUBLINGS)
+        memory = _power(self.memory_bound)
+        self.own_serial = serial
+        loader = _sum(places + serial) + shared.sum(0) + slots + memory
         self.step = m.device + (t.trainer_cpu + t.trainer_lock * (1 + self.lock_demand)) / self.active
         self.trainer = t.batch_rows / np.maximum(self.step, TINY)
         calm = 1 / (1 + self.order)
@@ -272,10 +308,15 @@ class _Solver:
         self.rate = _root(loader + consumer) * calm
         self.parts = (places, slots, memory, consumer, loader + consumer)
 
+    def _crowd(self, users: Bools, held: Floats) -> Floats:
+        """The rate at which all places of the stages that use something are taken, or all slots."""
+        cap, need = _sum(np.where(users, self.cap, 0.0)), _sum(np.where(users, self.need, 0.0))
+        return np.minimum(held, np.where(need > 0, cap / np.maximum(need, TINY), np.inf))
+
     def _memory(self) -> None:
         """Items are admitted while what they may come to hold fits; one is in any case."""
         t, m = self.t, self.m
-        self.task_bytes = (self.busy * (t.scratch + self.made)).sum(1)
+        self.task_bytes = _sum(self.busy * (t.scratch + self.made))
         if not np.isfinite(m.limit).any():
             self.memory_bound = np.full_like(m.slots, np.inf)
             return
@@ -285,9 +326,9 @@ class _Solver:
         more = 1 + 3 * self.variation / np.sqrt(fit) + (largest - 1) / fit
         reserved = 1.05 * self.largest * np.minimum(more, largest)
         stay = np.where(t.opens, self.starts * self._by_segment(self.bare) * reserved, 0.0)
-        a_row = (stay + np.where(t.gathers, self.need * self.came, 0.0)).sum(1)
-        through = np.maximum(self.need.sum(1), TINY)
-        waiting = 0.5 * np.where(t.gathers, self.came, 0.0).sum(1)
+        a_row = _sum(stay + np.where(t.gathers, self.need * self.came, 0.0))
+        through = np.maximum(_sum(self.need), TINY)
+        waiting = 0.5 * _sum(np.where(t.gathers, self.came, 0.0))
         items = np.maximum(1.0, (self.most_items - waiting) / np.maximum(a_row / through, TINY) - 0.5)
         self.memory_bound = np.where(np.isfinite(m.limit), items / through, np.inf)
 
@@ -296,16 +337,16 @@ class _Solver:
         t, m, v, share = self.t, self.m, self.v, self.share[:, None]
         x = self.rate[:, None]
         busy = np.minimum(self.cap, x * self.need)
-        free = np.maximum(0.0, m.slots - (self.holds * busy).sum(1))[:, None]
+        free = np.maximum(0.0, m.slots - _sum(self.holds * busy))[:, None]
         room = self.cap - busy
         room = np.where(self.holds > 0, np.minimum(room, free), room)
         serial = self.slow * self.serial / share
         extra = serial * _queue(x / self.serial_bound, 1.0, x * v * serial, room)
         lock = self.slow * self.thread_lock / share
         waiting = self._pool(self.lock_bound, 1.0, lock, room)
-        self.lock_demand = self.rate * (v * (lock + waiting)).sum(1)
+        self.lock_demand = self.rate * _sum(v * (lock + waiting))
         moving = np.where(self.moved > 0, self.slow * self.compute / share, 0.0)
-        movers = np.maximum(1.0, (v * moving).sum(1) * self.traffic_bound)
+        movers = np.maximum(1.0, _sum(v * moving) * self.traffic_bound)
         self.stall = self._pool(self.traffic_bound, movers, moving, room)
         extra += waiting + self.stall
         extra += self._pool(self.disk_bound, t.disk_rate / t.disk_stream, self.disk, room)
@@ -316,8 +357,8 @@ class _Solver:
         """Seconds that items wait for what several stages share, each in proportion to its own use."""
         if not seconds.any():
             return np.zeros_like(seconds)
-        used = self.rate * (self.v * seconds).sum(1)
-        places = np.where(seconds > 0, room, 0.0).sum(1)
+        used = self.rate * _sum(self.v * seconds)
+        places = _sum(np.where(seconds > 0, room, 0.0))
         return seconds * _queue(self.rate / bound, servers, used, places)[:, None]
 
     def _order(self) -> None:
@@ -336,20 +377,44 @@ class _Solver:
             lost = lost + t.tail * _excess(late, sigma, slack)
         self.lost = starts * lost
         # Not all at once: what is lost grows steeply with the rate.
-        self.order = self.order + 0.4 * (ORDER * self.lost.sum(1) - self.order)
+        self.order = self.order + 0.4 * (ORDER * _sum(self.lost) - self.order)
 
     def _populations(self) -> None:
         """A stage that bends has as many at once as what comes needs, however little its own places then give."""
-        places, _, _, _, total = self.parts
-        others = np.maximum(total[:, None] - places, 1e-250)
-        allowed = np.where(self.bends, _root(others) / (1 + self.order[:, None]), self.rate[:, None])
-        self.busy = np.minimum(self.cap, allowed * self.v * self.wall)
+        places, slots, _, _, total = self.parts
+        self.busy = np.minimum(self.cap, self.rate[:, None] * self.v * self.wall)
+        e, at = self.bent[0], self.bent
+        others = np.maximum(total[e] - places[at] - self.own_serial[at], 1e-250)
+        calm = 1 / (1 + self.order[e])
+        behind = np.minimum(self.cap[at], _root(others) * calm * self.v[at] * self.wall[at])
+        keeping_up = self._keeping_up(np.maximum(others - slots[e], 1e-250), calm)
+        self.busy[at] = np.where(np.isfinite(keeping_up), keeping_up, behind)
+
+    def _keeping_up(self, others: Floats, calm: Floats) -> Floats:
+        """Items at once of stages that bend while they keep up; not a number where one will fall behind.
+
+        It falls behind for good once so many have come together that they come faster than they get through.
+        """
+        e, at = self.bent[0], self.bent
+        v, cap, share, holds, idle = self.v[at], self.cap[at], self.share[e], self.holds[at], self.idle[at]
+        alone = self.computing[at] / self.slow[at] / share
+        held = _sum(self.holds * self.need)[e] - holds * self.need[at]
+        n, coming = np.minimum(cap, 1.0), np.zeros_like(cap)
+        for _ in range(3):
+            need = v * (idle + alone * self._slowdown(n, at))
+            coming = _root(others + _power(self.m.slots[e] / np.maximum(held + holds * need, TINY))) * calm
+            n = np.minimum(cap, coming * need)
+        many = np.minimum(cap, n + TOGETHER * np.sqrt(n) + 1)
+        slow = self._slowdown(many, at)
+        through = many / np.maximum(v * (idle + alone * slow), TINY)
+        through = np.minimum(through, share / np.maximum(v * self.serial[at] * slow, TINY))
+        return np.where(through > 1.05 * coming, n, np.nan)
 
     def _cpus(self) -> None:
         """CPUs are shared with the trainer while it computes, and with others all the time."""
         t, m = self.t, self.m
-        runnable = self.rate * (self.v * self.computing).sum(1) / self.share
-        others = np.minimum(runnable, self.busy.sum(1)) + m.neighbours + m.starting
+        runnable = self.rate * _sum(self.v * self.computing) / self.share
+        others = np.minimum(runnable, _sum(self.busy)) + m.neighbours + m.starting
         calm = np.minimum(1.0, m.cpus / np.maximum(others, TINY))
         self.active = np.minimum(1.0, m.cpus / np.maximum(others + t.trainer_threads * (t.trainer_cpu > 0), TINY))
         training = np.minimum(1.0, self.rate / t.batch_rows * (self.step - m.device))
@@ -363,8 +428,8 @@ class _Solver:
         places, slots, memory, consumer, total = self.parts
         busy = x[:, None] * self.v * self.wall
         ready = np.take_along_axis(self.made, last_of(t)[:, None], 1)[:, 0] * self.ahead * consumer / total
-        items = (busy * np.where(t.opens, 0.0, self.came)).sum(1) + ready
-        items += (np.where(t.gathers, (0.5 + busy) * self.came, 0.0)).sum(1)
+        items = _sum(busy * np.where(t.opens, 0.0, self.came)) + ready
+        items += _sum(np.where(t.gathers, (0.5 + busy) * self.came, 0.0))
         return Steady(
             rate=x,
             loader=self.loader,
@@ -379,7 +444,7 @@ class _Solver:
             slots=slots / total,
             memory=memory / total,
             consumer=consumer / total,
-            order=self._by_segment(self.lost) / (1 + self.lost.sum(1))[:, None],
+            order=self._by_segment(self.lost) / (1 + _sum(self.lost))[:, None],
             most_items=self.most_items,
             task_bytes=self.task_bytes,
             item_bytes=np.minimum(items, self.most_items),

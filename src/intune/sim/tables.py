@@ -5,6 +5,7 @@ Everything is said for one source row, so that stages can be compared: a stage's
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +137,7 @@ class Tables:
         """Zeros, to be filled."""
         by_stage, types = (workloads, stages), {"segment": np.int64}
         flags = {"present", "process", "gathers", "opens"}
-        made = {}
+        made: dict[str, Any] = {}
         for number, each in enumerate(fields(cls)):
             if each.name in ("measured", "sees_used"):
                 made[each.name] = np.ones((workloads, 4 if each.name == "measured" else 2), dtype=np.bool_)
