@@ -95,7 +95,7 @@ def seconds_through(given: Scenario) -> float:
 
 
 def discrete(family: str, given: Scenario, name: str, tuner: Tuner) -> Run | None:
-    """Run the discrete-event level; None if it died or its allocation did not stay the same for long enough."""
+    """Run the discrete-event level; None if it died, gave nothing, or its allocation did not stay for long enough."""
     watched, interval = Watched(tuner), max(1.0, 0.5 * seconds_through(given))
     trace = play(given, watched, DECISIONS, interval_seconds=interval)
     if trace.died is not None:
@@ -107,6 +107,8 @@ def discrete(family: str, given: Scenario, name: str, tuner: Tuner) -> Run | Non
         return None
     asked = np.array([np.inf if value is None else float(value) for value in last.concurrency.values()])
     taken = sum(each.rows for each in trace.intervals[first:]) / (last.seconds - trace.intervals[first - 1].seconds)
+    if not taken:
+        return None
     return Run(
         family=family,
         scenario=given,
@@ -173,8 +175,10 @@ def figures(runs: Sequence[Run], means: Sequence[dict[str, Floats]]) -> dict[str
         away: list[Any] = []
         for run, mean in zip(runs, means, strict=True):
             there, here = np.atleast_1d(run.means[name]), np.atleast_1d(mean[name])
-            both = np.isfinite(there) & np.isfinite(here)
-            scale = np.maximum(np.abs(there[both]), 1e-9) if name in RELATIVE else 1.0
+            # Where nothing waits on either side, that both say so is no achievement.
+            least = 1e-6 if name in RELATIVE else 0.01
+            both = np.isfinite(there) & np.isfinite(here) & ((np.abs(there) > least) | (np.abs(here) > least))
+            scale = np.maximum(np.abs(there[both]), least) if name in RELATIVE else 1.0
             away += (np.abs(here[both] - there[both]) / scale).ravel().tolist()
         label = f"{name} (relative)" if name in RELATIVE else f"{name} (absolute)"
         found[label] = float(np.median(away)) if away else float("nan")
@@ -199,12 +203,13 @@ def main() -> None:
     """Measure, print a table by family, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="scenarios of each family (default 20)")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first of them (default 0)")
     parser.add_argument("--quick", action="store_true", help="two of each, nothing is written")
     chosen = parser.parse_args()
     seeds = 2 if chosen.quick else chosen.seeds
     runs: list[Run] = []
     for family in TRAINED:
-        for seed in range(seeds):
+        for seed in range(chosen.first, chosen.first + seeds):
             given = steady(scenario(family, seed))
             found = (discrete(family, given, name, tuner) for name, tuner in tuners(given).items())
             runs += [run for run in found if run is not None]
@@ -218,7 +223,8 @@ def main() -> None:
         print(
             f"{family:18}{row['runs']:6}{row['median']:9.1%}{row['p90']:9.1%}{row['pairs']:7}{row['concordant']:12.1%}"
         )
-    report("fluid_against_discrete", {"rate": tables, "figures": figures(runs, means)}, write=not chosen.quick)
+    measured = {"first": chosen.first, "seeds": seeds, "rate": tables, "figures": figures(runs, means)}
+    report("fluid_against_discrete", measured, write=not chosen.quick)
 
 
 if __name__ == "__main__":

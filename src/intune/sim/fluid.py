@@ -28,6 +28,8 @@ CROWDED_SHARE = 0.9 - 1 / 16
 TRIAL_ITEMS = 4
 """Items after which it is known whether a stage waits."""
 WAITING_SHARE = 0.7
+WAVE = 0.2
+"""Standard deviation of how far items are ahead of a steady flow, as a share of those worked on at once."""
 PEAK = 2.0
 """Standard deviations of the bytes of items in flight that a peak within an interval lies above their mean."""
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, np.inf)
@@ -53,6 +55,7 @@ class _State:
         waits: Whether it waits: 1, 0, NaN = undecided.
         flow: Source rows a second that pass it.
         phase: Share of its next item that has been done.
+        ahead: Items by which it is ahead of a steady flow, as items come in waves.
         seen: Items since the last whose time in the run queue was measured, plus 1.
         now: Seconds since the begin.
         cpus: CPUs.
@@ -73,6 +76,7 @@ class _State:
     waits: Floats
     flow: Floats
     phase: Floats
+    ahead: Floats
     seen: Floats
     now: Floats
     cpus: Floats
@@ -135,7 +139,7 @@ class Fluid:
             self._next_change[row] = min((change.seconds for change in scenario.changes), default=np.inf)
         for ones in (s.cost, s.size, s.device, s.share):
             ones[rows] = 1.0
-        for zeros in (s.live, s.left, s.flow, s.now, s.neighbours, s.steps, s.rows, s.high):
+        for zeros in (s.live, s.left, s.flow, s.ahead, s.now, s.neighbours, s.steps, s.rows, s.high):
             zeros[rows] = 0.0
         s.waits[rows] = np.where(t.opens[rows] & ~t.gathers[rows], 0.0, t.declared[rows])
         s.phase[rows] = self._random.random((len(rows), self.shape[1]))
@@ -159,12 +163,12 @@ class Fluid:
         before, starting = self._start_processes(granted, passed)
         moment = self._moment(granted, (before + s.live) / 2, starting)
         steady = solve(t, moment)
-        deviation = self._random.standard_normal((3, *self.shape))
-        flows = self._flow(steady, passed, deviation[0])
+        deviation = self._random.standard_normal((4, *self.shape))
+        flows = self._flow(steady, passed, deviation[0], deviation[3])
         self._decide_waits(flows)
         s.share = steady.share
         memory = self._memory(steady, deviation[2])
-        window = measure(t, moment, steady, flows, self._caps(granted, s.live), deviation[1:])
+        window = measure(t, moment, steady, flows, self._caps(granted, s.live), deviation[1:3])
         window.asked = np.where(t.present, granted.asked, np.nan)
         window.ready = np.where(t.process, s.live, np.nan)
         window.starting = np.where(t.process, (s.left > 0).astype(float), np.nan)
@@ -336,7 +340,7 @@ class Fluid:
         computing = np.where(left > 0, worked * t.start_cpu / np.maximum(each * s.share[:, None], 1e-6), 0.0)
         return before, computing.sum(1) / seconds
 
-    def _flow(self, steady: Steady, seconds: Floats, deviation: Floats) -> Flows:
+    def _flow(self, steady: Steady, seconds: Floats, deviation: Floats, wave: Floats) -> Flows:
         """What passes each stage: flows follow the steady state as fast as items get through."""
         t, s = self._tables, self._state
         after = np.cumsum(steady.wall, 1)
@@ -354,8 +358,13 @@ class Fluid:
         work = steady.busy / np.maximum(steady.busy.sum(1, keepdims=True), 1e-12)
         free = 1 - steady.consumer
         factor = 1 + free * (1 / np.maximum(1e-3, (work * dearer).sum(1) + (1 - work.sum(1))) - 1)
-        s.phase = s.phase + expected * factor[:, None]
-        items = np.floor(s.phase + 1e-9)
+        # Those that began together end together: items come in waves, as large as what a stage works on at once.
+        largest = np.maximum.accumulate(steady.busy / np.maximum(t.visits, 1e-12), 1) * t.visits
+        lasting = np.exp(-seconds[:, None] / np.maximum(np.maximum.accumulate(steady.wall, 1), 1e-6))
+        ahead = lasting * s.ahead + np.sqrt(1 - lasting**2) * WAVE * largest * wave
+        s.phase = s.phase + expected * factor[:, None] + np.where(self.alive[:, None], ahead - s.ahead, 0.0)
+        s.ahead = ahead
+        items = np.where(self.alive[:, None], np.maximum(0.0, np.floor(s.phase + 1e-9)), 0.0)
         s.phase = s.phase - items
         whole = np.take_along_axis(items * t.source_rows, last_of(t)[:, None], 1)[:, 0]
         used = mean * factor[:, None]

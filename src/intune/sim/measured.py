@@ -16,8 +16,8 @@ LOCK_TURN_SECONDS = 5e-3
 """For how long a thread keeps the interpreter lock while others want it."""
 FULL = 0.85
 """Exponent of the number of places in how seldom all of them are taken."""
-SLOT_INSIDE = 0.03
-"""Share of the time in which a stage with input waits for a slot while the source has none: deeper stages go first."""
+SLOT_INSIDE, SLOT_GATHER = 0.06, 0.12
+"""Shares of the time in which a stage with input waits for a slot while the source has none: deeper ones go first."""
 INPUT, ORDER, ROOM, MEMORY, SLOT = range(5)
 
 
@@ -89,7 +89,7 @@ def measure(tables: Tables, moment: Moment, steady: Steady, flows: Flows, cap: F
         starting=by_stage.copy(),
         resident=np.where(t.process & np.isfinite(moment.limit)[:, None], t.resident / moment.limit[:, None], np.nan),
         seconds=seconds.copy(),
-        rate=flows.delivered / seconds,
+        rate=np.where((flows.delivered == 0) & (steady.consumer > 0.5), np.nan, flows.delivered / seconds),
         starved=1 - busy_trainer,
         ready_batches=np.round(at_once * steady.consumer),
         cpus=unknown,
@@ -122,12 +122,17 @@ def _waits(t: Tables, moment: Moment, steady: Steady, flows: Flows, deviation: F
     before, same, behind = _around(t, steady.places)
     order = np.minimum(1.0, same + steady.order)
     slots, memory, consumer = steady.slots[:, None], steady.memory[:, None], steady.consumer[:, None]
+    # A consumer that takes less than there could be leaves either no room or, until there is none, no slot.
+    filling = consumer * np.minimum(1.0, slots / np.maximum(1 - consumer, 1e-12))
+    taken = np.where(moment.waits, 0.0, steady.busy).sum(1, keepdims=True) / moment.slots[:, None]
+    filling *= np.minimum(1.0, taken)
+    slots, consumer = slots + filling, consumer - filling
     # What begins an item asks for all gates; a stage inside a segment only for input, memory and a slot.
-    opening = np.stack([np.zeros_like(order), order, behind + consumer, memory + 0 * order, slots + 0 * order], axis=2)
+    opening = np.stack([0 * order, order, behind + consumer, memory + 0 * order, slots + 0 * order], axis=2)
     gathering = opening.copy()
-    gathering[:, :, INPUT] = before + memory[:, :, None][:, :, 0] + (1 - SLOT_INSIDE) * slots
+    gathering[:, :, INPUT] = before + memory + (1 - SLOT_GATHER) * slots
     gathering[:, :, MEMORY] = 0.0
-    gathering[:, :, SLOT] = SLOT_INSIDE * slots
+    gathering[:, :, SLOT] = SLOT_GATHER * slots
     inside = np.zeros_like(shares)
     inside[:, :, INPUT] = 1 - SLOT_INSIDE * slots
     inside[:, :, SLOT] = SLOT_INSIDE * slots

@@ -268,7 +268,7 @@ class _Solver:
     # --- the relations
 
     def _slowdown(self, n: Floats, at: tuple[Ints, ...] | EllipsisType = ...) -> Floats:
-        """Of an item among n on average, at some places of the tables: those that it meets are more than the average."""
+        """Of an item among n on average, at some places of the tables: it meets more than the average."""
         some = self.some[at]
         more = np.clip(n + 1 - n / some, 1.0, some)
         return 1 + (more - 1) * (self.t.contention[at] + self.t.coherency[at] * more)
@@ -287,7 +287,9 @@ class _Solver:
         best = np.clip(self.peak, self.busy[at], self.cap[at])
         seconds = self.bare.copy()
         seconds[at] = self.idle[at] + self.computing[at] * (self._slowdown(best, at) / self.slow[at]) / share[at[0]]
-        filled = np.where(t.present, self.cap / np.maximum(v * seconds, TINY), np.inf)
+        # With as many places as slots, slots are what it lacks.
+        counts = t.present & ((self.holds == 0) | (self.cap < m.slots[:, None]))
+        filled = np.where(counts, self.cap / np.maximum(v * seconds, TINY), np.inf)
         held = m.slots / np.maximum(_sum(self.holds * self.need), TINY)
         places, slots = _power(filled), _power(held)
         self.serial_bound = share[:, None] / np.maximum(v * self.slow * self.serial, TINY)
