@@ -6,6 +6,7 @@ scenario is the faster one, and the figures that tuners see.
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -18,6 +19,7 @@ from _rounds import report
 from intune._values import Allocation, Budget, Snapshot, Tuner
 from intune.sim import TRAINED, Scenario, play, scenario
 from intune.sim.fluid import Fluid
+from intune.sim.tables import tables
 from intune.tuners import Even, Proportional, Shared, Static
 from intune.tuners.view import View, view
 
@@ -123,9 +125,8 @@ def discrete(family: str, given: Scenario, name: str, tuner: Tuner) -> Run | Non
 
 def source_rows(given: Scenario) -> float:
     """Source rows for each row that the trainer takes."""
-    tables = Fluid([given])._tables
-    last = len(given.stages) - 1
-    return float(tables.source_rows[0, last] / tables.rows_out[0, last])
+    found, last = tables([given]), len(given.stages) - 1
+    return float(found.source_rows[0, last] / found.rows_out[0, last])
 
 
 def averages(views: Sequence[View]) -> dict[str, Floats]:
@@ -199,6 +200,20 @@ def summary(runs: Sequence[Run], rates: Floats) -> dict[str, float]:
     }
 
 
+def decisions_per_second() -> dict[str, float]:
+    """How many intervals of one environment the fluid level takes a second of CPU, by the number of environments."""
+    names, found = list(TRAINED), {}
+    for number in (256, 512, 1024):
+        fluid = Fluid([scenario(names[n % len(names)], n) for n in range(number)])
+        asked, slots = np.full(fluid.shape, np.inf), np.full(number, 32.0)
+        fluid.step(asked, slots)
+        began = time.process_time()
+        for _ in range(30):
+            fluid.step(asked, slots)
+        found[str(number)] = 30 * number / (time.process_time() - began)
+    return found
+
+
 def main() -> None:
     """Measure, print a table by family, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -215,15 +230,16 @@ def main() -> None:
             runs += [run for run in found if run is not None]
         print(f"{family}: {sum(run.family == family for run in runs)} runs", flush=True)
     rates, means = fluid(runs)
-    tables = {}
+    compared = {}
     print(f"\n{'family':18}{'runs':>6}{'median':>9}{'p90':>9}{'pairs':>7}{'concordant':>12}")
     for family in (*TRAINED, "all"):
         rows = [n for n, run in enumerate(runs) if family in ("all", run.family)]
-        tables[family] = row = summary([runs[n] for n in rows], rates[rows])
+        compared[family] = row = summary([runs[n] for n in rows], rates[rows])
         print(
             f"{family:18}{row['runs']:6}{row['median']:9.1%}{row['p90']:9.1%}{row['pairs']:7}{row['concordant']:12.1%}"
         )
-    measured = {"first": chosen.first, "seeds": seeds, "rate": tables, "figures": figures(runs, means)}
+    measured = {"first": chosen.first, "seeds": seeds, "rate": compared, "figures": figures(runs, means)}
+    measured["decisions_per_second"] = decisions_per_second()
     report("fluid_against_discrete", measured, write=not chosen.quick)
 
 

@@ -29,8 +29,8 @@ REST = 1.0
 """Share of the bytes of running tasks that guard and brake take to be there always."""
 LARGEST = 2.5
 """Standard deviations of the logarithm that the largest of the items seen lately lies above their middle."""
-SERIAL_DOUBLINGS, POOL_DOUBLINGS = 2, 3
-"""The same, as a power of 2, for a serial section and for what stages share, beside those who wait for it."""
+TURNS_DOUBLINGS, POOL_DOUBLINGS = 2, 3
+"""The same, as a power of 2, for what is used in turns and for what is shared out, beside those who wait for it."""
 TOGETHER = 6.0
 """Standard deviations above the mean number of items at once which a stage that bends must live through."""
 TINY = 1e-12
@@ -73,7 +73,6 @@ class Steady:
 
     Attributes:
         rate: float[E]; source rows a second.
-        loader: float[E]; the rate if the trainer took everything at once.
         trainer: float[E]; the rate that the trainer allows.
         wall: float[E, S]; wall seconds an item.
         cpu: float[E, S]; CPU seconds an item.
@@ -92,7 +91,6 @@ class Steady:
     """
 
     rate: Floats
-    loader: Floats
     trainer: Floats
     wall: Floats
     cpu: Floats
@@ -238,7 +236,7 @@ class _Solver:
         peak = np.sqrt(np.maximum(0.0, 1 - contention) / np.maximum(coherency, TINY))
         self.peak = np.where(coherency > 0, np.maximum(1.0, peak), np.inf)
         self.disk, self.network = disk / t.disk_stream[:, None], network / t.network_stream[:, None]
-        self.users = (self.thread_lock > 0, disk > 0, network > 0, self.moved > 0)
+        self.uses = (v * disk, v * network, v * self.moved)
         self.idle = t.wait * m.cost + t.latency + self.disk + self.network
         self.disk_bound = t.disk_rate / np.maximum(_sum(v * disk), TINY)
         self.network_bound = t.network_rate / np.maximum(_sum(v * network), TINY)
@@ -296,24 +294,25 @@ class _Solver:
         lock = _sum(v * self.slow * self.thread_lock) + t.trainer_lock / t.batch_rows
         self.lock_bound = share / np.maximum(lock, TINY)
         self.traffic_bound = t.traffic_rate / np.maximum(_sum(v * self.slow * self.moved), TINY)
-        serial = _beside(self.serial_bound, np.minimum(filled, held[:, None]), SERIAL_DOUBLINGS)
-        shared = np.stack([self.lock_bound, self.disk_bound, self.network_bound, self.traffic_bound])
-        shared = _beside(shared, np.stack([self._crowd(users, held) for users in self.users]), POOL_DOUBLINGS)
+        most = np.minimum(filled, held[:, None])
+        serial = _beside(self.serial_bound, most, TURNS_DOUBLINGS)
+        lock = _beside(self.lock_bound, self._crowd(v * self.thread_lock, most), TURNS_DOUBLINGS)
+        shared = np.stack([self.disk_bound, self.network_bound, self.traffic_bound])
+        shared = _beside(shared, np.stack([self._crowd(use, most) for use in self.uses]), POOL_DOUBLINGS)
         memory = _power(self.memory_bound)
         self.own_serial = serial
-        loader = _sum(places + serial) + shared.sum(0) + slots + memory
+        loader = _sum(places + serial) + lock + shared.sum(0) + slots + memory
         self.step = m.device + (t.trainer_cpu + t.trainer_lock * (1 + self.lock_demand)) / self.active
         self.trainer = t.batch_rows / np.maximum(self.step, TINY)
         calm = 1 / (1 + self.order)
-        self.loader = _root(loader) * calm
         consumer = _power(self.trainer / calm)
         self.rate = _root(loader + consumer) * calm
         self.parts = (places, slots, memory, consumer, loader + consumer)
 
-    def _crowd(self, users: Bools, held: Floats) -> Floats:
-        """The rate at which all places of the stages that use something are taken, or all slots."""
-        cap, need = _sum(np.where(users, self.cap, 0.0)), _sum(np.where(users, self.need, 0.0))
-        return np.minimum(held, np.where(need > 0, cap / np.maximum(need, TINY), np.inf))
+    def _crowd(self, use: Floats, filled: Floats) -> Floats:
+        """The rate at which those who use something shared have all places taken, or all slots, by what they use."""
+        total = _sum(use)
+        return np.where(total > 0, total / np.maximum(_sum(use / filled), TINY), np.inf)
 
     def _memory(self) -> None:
         """Items are admitted while what they may come to hold fits; one is in any case."""
@@ -339,9 +338,9 @@ class _Solver:
         t, m, v, share = self.t, self.m, self.v, self.share[:, None]
         x = self.rate[:, None]
         busy = np.minimum(self.cap, x * self.need)
-        free = np.maximum(0.0, m.slots - _sum(self.holds * busy))[:, None]
+        self.free = np.maximum(0.0, m.slots - _sum(self.holds * busy))
         room = self.cap - busy
-        room = np.where(self.holds > 0, np.minimum(room, free), room)
+        room = np.where(self.holds > 0, np.minimum(room, self.free[:, None]), room)
         serial = self.slow * self.serial / share
         extra = serial * _queue(x / self.serial_bound, 1.0, x * v * serial, room)
         lock = self.slow * self.thread_lock / share
@@ -360,12 +359,14 @@ class _Solver:
         if not seconds.any():
             return np.zeros_like(seconds)
         used = self.rate * _sum(self.v * seconds)
-        places = _sum(np.where(seconds > 0, room, 0.0))
+        room = np.where(seconds > 0, room, 0.0)
+        holding = room * self.holds
+        places = np.minimum(_sum(holding), self.free) + _sum(room - holding)
         return seconds * _queue(self.rate / bound, servers, used, places)[:, None]
 
     def _order(self) -> None:
         """An item that takes longer than those that may go past it need holds all others back."""
-        t, wall = self.t, self.wall
+        t, wall = self.t, self.bare
         starts = np.maximum(self.rate, TINY)[:, None] * self.starts
         slack = self.ahead[:, None] / np.maximum(starts, TINY)
         stay = self._by_segment(wall)
@@ -434,7 +435,6 @@ class _Solver:
         items += _sum(np.where(t.gathers, (0.5 + busy) * self.came, 0.0))
         return Steady(
             rate=x,
-            loader=self.loader,
             trainer=self.trainer,
             wall=self.wall,
             cpu=self.computing + self.stall * share,

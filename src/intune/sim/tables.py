@@ -15,6 +15,9 @@ from intune.tuners.view import Bools, Floats
 
 Ints = npt.NDArray[np.int64]
 
+SHUFFLED_ROWS, SHUFFLED_FOR_BATCH_ROWS = 65_536, 4_096
+"""Rows that a shuffle puts together at once, and before a batch at least."""
+
 
 @dataclass(slots=True)
 class Tables:
@@ -164,8 +167,8 @@ class Tables:
         for each in fields(self)[:_BY_STAGE]:
             getattr(self, each.name)[row] = -1 if each.name == "segment" else 0
         flow = _Flow(float(stages[0].rows), 0.0, -1)
-        for place, stage in enumerate(stages):
-            for name, value in _stage(stage, scenario, flow).items():
+        for place in range(len(stages)):
+            for name, value in _stage(scenario, place, flow).items():
                 getattr(self, name)[row, place] = value
         self.batch_rows[row] = flow.source_rows
 
@@ -179,13 +182,14 @@ class _Flow:
     segment: int
     source_rows: float = 0.0
 
-    def through(self, stage: SimStage) -> None:
-        """Let it pass a stage."""
+    def through(self, stage: SimStage, batch: int | None) -> None:
+        """Let it pass a stage; `batch` = rows of the batches into which the next one cuts."""
         if stage.kind == "source":
             self.source_rows = self.rows
         elif stage.kind in ("shuffle", "batch"):
-            self.source_rows *= stage.rows / self.rows
-            self.rows = float(stage.rows)
+            rows = float(stage.rows) if stage.kind == "batch" else _shuffled_at_once(stage.rows, batch)
+            self.source_rows *= rows / self.rows
+            self.rows = rows
         elif stage.kind == "flat_map":
             self.source_rows /= stage.children
             self.rows = max(1.0, round(self.rows * stage.kept / stage.children))
@@ -195,13 +199,19 @@ class _Flow:
         self.segment += stage.kind in ("source", "shuffle", "batch")
 
 
-def _stage(stage: SimStage, scenario: Scenario, flow: _Flow) -> dict[str, float]:
-    machine, process = scenario.machine, stage.executor == "process"
-    in_bytes, rows_in, source_rows_in = flow.item_bytes, flow.rows, flow.source_rows
-    flow.through(stage)
+def _shuffled_at_once(window: int, batch: int | None) -> float:
+    """Rows that a shuffle puts together at once, on average: some whole batches, where these follow, and the rest."""
+    most = SHUFFLED_ROWS if batch is None else batch * -(-SHUFFLED_FOR_BATCH_ROWS // batch)
+    return window / -(-window // most)
+
+
+def _stage(scenario: Scenario, place: int, flow: _Flow) -> dict[str, float]:
+    machine, stage, following = scenario.machine, scenario.stages[place], scenario.stages[place + 1 : place + 2]
+    process = stage.executor == "process"
+    in_bytes, rows_in = flow.item_bytes, flow.rows
+    flow.through(stage, next((each.rows for each in following if each.kind == "batch"), None))
     if stage.kind in ("shuffle", "batch"):
-        in_bytes *= stage.rows / rows_in
-    items_in = flow.source_rows if stage.kind != "flat_map" else source_rows_in / stage.children
+        in_bytes *= flow.rows / rows_in
     tail = stage.tail_share
     rest = 1 / (1 + tail * (stage.tail_factor - 1))
     second = rest**2 * (1 - tail + tail * stage.tail_factor**2) * np.exp(stage.spread**2)
@@ -215,7 +225,7 @@ def _stage(stage: SimStage, scenario: Scenario, flow: _Flow) -> dict[str, float]
         "segment": flow.segment,
         "most": np.inf if stage.max_concurrency is None else stage.max_concurrency,
         "declared": 0.0 if process else np.nan if stage.waits is None else float(stage.waits),
-        "visits": 1 / items_in,
+        "visits": 1 / flow.source_rows,
         "rows_out": flow.rows,
         "source_rows": flow.source_rows,
         "wait": stage.wait_seconds,
