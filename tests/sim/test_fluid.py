@@ -146,6 +146,22 @@ class TestTime:
         assert seen[1].items[0, 1] < seen[4].items[0, 1] < seen[-1].items[0, 1]
         assert seen[3].cap[0, 1] == 4
 
+    @pytest.mark.parametrize("where", [1, 2])
+    def test_until_the_first_is_up_nothing_passes(self, where: int) -> None:
+        stages = [
+            source(0.001),
+            SimStage("python", lock_seconds=0.001),
+            SimStage("map", moved_bytes=1e6, cpu_seconds=0.01),
+        ]
+        stages[where] = replace(stages[where], executor="process", start_seconds=4.5, start_cpu_seconds=0.1)
+        seen = windows(chain(*stages), number=15)
+        for name in ("busy", "items", "wait", "used", "rate", "starved", "lock_wait"):
+            assert np.isfinite(getattr(seen[2], name)).all(), name
+        assert seen[2].rate[0] == 0
+        assert seen[2].cap[0, where] == 0
+        assert seen[2].starved[0] == pytest.approx(1)
+        assert seen[-1].rate[0] > 0
+
     def test_processes_end_at_once(self) -> None:
         quick = {"start_seconds": 0.01, "start_cpu_seconds": 0.01}
         python = SimStage("python", lock_seconds=0.1, executor="process", **quick)  # type: ignore[arg-type]

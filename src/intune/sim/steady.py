@@ -34,6 +34,8 @@ TURNS_DOUBLINGS, POOL_DOUBLINGS = 2, 3
 TOGETHER = 6.0
 """Standard deviations above the mean number of items at once which a stage that bends must live through."""
 TINY = 1e-12
+LEAST = 1e-9
+"""Rate of a stage none of whose processes is up."""
 
 
 @dataclass(slots=True)
@@ -129,7 +131,7 @@ def widest(tables: Tables, cap: Floats, waits: Bools, slots: Floats) -> Floats:
 
 def _power(x: Floats) -> Floats:
     """To the power -SHARPNESS, much faster than in general."""
-    y: Floats = 1 / np.maximum(x, 1e-9)
+    y: Floats = 1 / np.maximum(x, LEAST)
     y *= y
     y *= y
     square = y * y
@@ -287,7 +289,7 @@ class _Solver:
         seconds[at] = self.idle[at] + self.computing[at] * (self._slowdown(best, at) / self.slow[at]) / share[at[0]]
         # With as many places as slots, slots are what it lacks.
         counts = t.present & ((self.holds == 0) | (self.cap < m.slots[:, None]))
-        filled = np.where(counts, self.cap / np.maximum(v * seconds, TINY), np.inf)
+        filled = np.where(counts, np.maximum(LEAST, self.cap / np.maximum(v * seconds, TINY)), np.inf)
         held = m.slots / np.maximum(_sum(self.holds * self.need), TINY)
         places, slots = _power(filled), _power(held)
         self.serial_bound = share[:, None] / np.maximum(v * self.slow * self.serial, TINY)
