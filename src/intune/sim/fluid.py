@@ -5,6 +5,9 @@ an interval: items are a flow. Each interval it solves for the steady state (`st
 fast as items pass through, starts processes one after another, and gives the window as it would have been measured
 (`measured`). Guard and brake are always there, as in a loader: what is asked for is lowered to what they allow.
 
+What waits between stages has no size of its own: after a change of allocation nothing is worked off that had piled up.
+Memory that items hold while they wait before a bottleneck is not missed elsewhere. A trainer's pauses count on average.
+
 As in the loader's engine, a source is never found to wait, whatever it does: the draw that finds its end takes no time,
 which settles it.
 """
