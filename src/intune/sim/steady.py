@@ -29,8 +29,8 @@ REST = 1.0
 """Share of the bytes of running tasks that guard and brake take to be there always."""
 LARGEST = 2.5
 """Standard deviations of the logarithm that the largest of the items seen lately lies above their middle."""
-TURNS_DOUBLINGS, POOL_DOUBLINGS = 2, 3
-"""The same, as a power of 2, for what is used in turns and for what is shared out, beside those who wait for it."""
+TURNS_DOUBLINGS, POOL_DOUBLINGS, MEMORY_DOUBLINGS = 2, 3, 2
+"""The same, as powers of 2, for what is used in turns, what is shared out, and memory, beside those who wait for it."""
 TOGETHER = 6.0
 """Standard deviations above the mean number of items at once which a stage that bends must live through."""
 TINY = 1e-12
@@ -301,7 +301,7 @@ class _Solver:
         lock = _beside(self.lock_bound, self._crowd(v * self.thread_lock, most), TURNS_DOUBLINGS)
         shared = np.stack([self.disk_bound, self.network_bound, self.traffic_bound])
         shared = _beside(shared, np.stack([self._crowd(use, most) for use in self.uses]), POOL_DOUBLINGS)
-        memory = _power(self.memory_bound)
+        memory = _beside(self.memory_bound, held, MEMORY_DOUBLINGS)
         self.own_serial = serial
         loader = _sum(places + serial) + lock + shared.sum(0) + slots + memory
         self.step = m.device + (t.trainer_cpu + t.trainer_lock * (1 + self.lock_demand)) / self.active
