@@ -67,3 +67,13 @@ def test_one_that_sleeps_is() -> None:
     simulation = Simulation(Scenario("sleepy", stages, SimMachine(cpus=8)))
     simulation.advance(2.0)
     assert simulation.stages[1].waits is True
+
+
+def test_a_source_of_one_block_a_unit_can_be_one_that_waits() -> None:
+    """Every second of its tasks finds only that a unit has no more blocks; those say nothing of how items are read."""
+    stages = (SimStage("fetch", "source", wait_seconds=0.1, cpu_seconds=0.001), SimStage("work", cpu_seconds=0.01))
+    simulation = Simulation(Scenario("fetched", stages, SimMachine(cpus=2)))
+    simulation.advance(5.0)
+    found = simulation.stages[0].waits
+    simulation.close()
+    assert found is True

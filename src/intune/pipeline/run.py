@@ -412,25 +412,32 @@ class RunTask:
         area = stage.counters.load.change(now, -1) - self._area
         stage.crowd = area / (now - self._begun) if now > self._begun else 1.0
         if self._measured is not None:
-            wall, cpu, queued = self._measured
+            wall, _, queued = self._measured
             stage.counters.queued(wall, queued)
             if self._on_waits is not None:
                 run.context.on_trial = None
-                waits = None
-                if stage.trial is not None and self._error is None:
-                    waits = stage.trial.add(wall, cpu, queued or 0.0, self._counts)
-                if waits is not None:
-                    self._on_waits(stage, waits)
         if run.cancelled:
             run.reap()
             return
+        worked = stage.counters.worked_items
         try:
             if self._error is None:
                 self._work.finish(self._result)
+                if stage.counters.worked_items > worked:  # not where it only found that nothing was left to draw
+                    self._try(stage)
             else:
                 self._work.broke(self._error)
         except BaseException as error:  # a fault of ours: tell the consumer, who would wait for ever otherwise
             run.crash(error)
+
+    def _try(self, stage: LiveStage) -> None:
+        """A step of the trial of whether the stage waits, if there is one."""
+        if self._measured is None or self._on_waits is None or stage.trial is None:
+            return
+        wall, cpu, queued = self._measured
+        waits = stage.trial.add(wall, cpu, queued or 0.0, self._counts)
+        if waits is not None:
+            self._on_waits(stage, waits)
 
     def _measure(self) -> None:
         context = self._run.context

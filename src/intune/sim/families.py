@@ -122,9 +122,8 @@ def network(scenario: Scenario, random: Random) -> Scenario:
     size = share * cost * machine.network_bytes_per_second
     seconds = cost * _log(random, 2, 20)
     machine = replace(machine, network_stream_bytes_per_second=size / max(seconds, 1e-6))
-    waits = bool(random.random() < 0.5)
     scenario = replace(scenario, machine=machine)
-    return _with(scenario, 0, network_bytes=size, wait_seconds=seconds, cpu_seconds=cost * 0.1, waits=waits or None)
+    return _with(scenario, 0, network_bytes=size, wait_seconds=seconds, cpu_seconds=cost * 0.1)
 
 
 def processes(scenario: Scenario, random: Random, start: tuple[float, float] = (0.05, 2.0)) -> Scenario:

@@ -40,7 +40,7 @@ class SimStage:
         bytes_spread: Standard deviation of the logarithm of an item's bytes a row.
         scratch_bytes: What is needed beside input and output while an item is worked on.
         max_concurrency: The most items at once; None = no limit of its own.
-        waits: Whether it is said to wait and so holds no slot; None = to be found out.
+        waits: Whether a map is said to wait and so holds no slot; None = to be found out, as it is for all others.
         start_seconds: How long a process takes to start, asleep.
         start_cpu_seconds: And computing, after that.
         resident_bytes: Memory of a process.
@@ -208,6 +208,11 @@ class Scenario:
             own = kind if number == 1 else f"{kind}_{number}"
             if kind in ("shuffle", "batch") and name != own:
                 raise ValueError(f"{self.name}: a {kind} cannot be named {name!r}: in a pipeline it is {own!r}")
+        said = [
+            stage.name for stage in self.stages if stage.waits is not None and stage.kind not in ("map", "flat_map")
+        ]
+        if said:
+            raise ValueError(f"{self.name}: only of maps can be said whether they wait, got it for {said}")
         for change in self.changes:
             if change.what in ("cost", "bytes") and change.stage not in names:
                 raise ValueError(f"{self.name}: a change of {change.stage!r}, which is no stage of {names}")
