@@ -4,11 +4,12 @@ import threading
 import time
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from intune._values import Allocation, Snapshot, Tuner
-from intune.sim import Change, Scenario, SimMachine, SimStage, SimTrainer, play, scenario
+from intune.sim import Change, Scenario, SimMachine, SimStage, SimTrainer, discrete, play, scenario
 from intune.sim.discrete import OutOfMemory, Simulation
 from intune.testing import check_workload
 from intune.tuners import Even, RandomMoves, Shared, Static
@@ -281,6 +282,22 @@ class TestSimulatedTime:
         monkeypatch.setattr(threading.Event, "wait", refuse)
         for family in ("wild", "processes", "memory", "quota"):
             assert len(play(scenario(family, 0), Shared(), 5).intervals) == 5
+
+    @pytest.mark.parametrize("executor", ["thread", "process"])
+    def test_an_interrupt_in_the_middle_of_a_task_ends_the_run(self, executor: Any) -> None:
+        """The engine keeps what a task raises; here all is one thread, and an interrupt may come anywhere."""
+        real, made = discrete.blank_block, [0]
+
+        def interrupted(rows: int, row_bytes: float) -> Any:
+            made[0] += 1
+            if made[0] == 100:
+                raise KeyboardInterrupt
+            return real(rows, row_bytes)
+
+        drawn = one(SimStage("work", cpu_seconds=0.01, executor=executor))
+        with mock.patch.object(discrete, "blank_block", interrupted), pytest.raises(KeyboardInterrupt):
+            play(drawn, Shared(), 20)
+        assert made[0] < 150
 
     def test_an_interval_for_each_decision(self) -> None:
         trace = play(uneven(), Shared(), 6, interval_seconds=0.5)

@@ -381,6 +381,8 @@ class Simulation:
             if item is None:
                 self._begin_epoch()
                 continue
+            if item.failure is not None:  # nothing fails here: an interrupt came while a task was being carried out
+                raise item.failure.error
             self.rows += item.rows
             self._begin_step()
 

@@ -36,7 +36,10 @@ LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LEAST_PHASE_SECONDS = 3.0
 """A phase that is shorter belongs to the next one."""
 
-FIRST_SECONDS = 4
+FIRST_SECONDS = 8
+REMEMBERED_SECONDS = 11
+"""For so long the brake remembers what was before processes came up."""
+
 BETTER = 1.005
 FINALISTS = 5
 
@@ -58,9 +61,9 @@ class Effort:
 
     starts: int = 4
     descents: int = 2
-    runs: int = 250
-    short_steps: int = 60
-    long_steps: int = 240
+    runs: int = 100
+    short_steps: int = 40
+    long_steps: int = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,9 @@ class _Search:
         self._seen: dict[Point, float] = {}
         self._runs = 0
         steps = self._steps_per_second()
-        self._warm = _seconds(effort.short_steps / 2, steps, 2, 15)
+        limited = scenario.machine.memory_bytes is not None
+        remembers = limited and any(stage.executor == "process" for stage in scenario.stages)
+        self._warm = _seconds(effort.short_steps / 2, steps, REMEMBERED_SECONDS if remembers else 2, 15)
         self._short = _seconds(effort.short_steps, steps, 2, 60)
         self._long = _seconds(effort.long_steps, steps, 8, 200)
 
@@ -166,8 +171,8 @@ class _Search:
         at = levels.index(now) if now in levels else sum(level < now for level in levels if level and now)
         near = [levels[at + step] for step in (-1, 1, -2, 2) if 0 <= at + step < len(levels)]
         chosen = [*near, *([None] if now is not None and None not in near else [])]
-        if now is None:  # from open the whole range is near
-            chosen += [level for level in levels[:-1] if level not in chosen]
+        if now is None:  # from open all the range is near
+            chosen = [*levels[-3::-2], 1][:4]
         return [(*point[:place], level, *point[place + 1 :]) for level in chosen]
 
     def _levels(self, place: int) -> list[int]:
