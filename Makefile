@@ -10,6 +10,9 @@ VENV ?= .venv
 CACHE ?= .cache
 ARGS ?=
 
+# Measurements that take from a quarter of an hour to three hours are run one by one.
+LONG := $(addprefix benchmarks/,crash_rate.py fluid_against_discrete.py tuners_live.py)
+
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -33,7 +36,7 @@ docs: $(VENV)/.dev-installed
 	$(BIN)/mkdocs build --strict --quiet --site-dir $(abspath $(CACHE))/site
 
 bench: $(VENV)/.run-installed
-	set -e; for claim in $(filter-out benchmarks/crash_rate.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$claim"; $(BIN)/python $$claim; done
+	set -e; for claim in $(filter-out $(LONG),$(wildcard benchmarks/[!_]*.py)); do echo "== $$claim"; $(BIN)/python $$claim; done
 
 clean:
 	rm -rf $(VENV) $(CACHE) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
