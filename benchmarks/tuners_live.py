@@ -3,7 +3,7 @@
 Functions hold one of 8 to 32 tokens while they sleep, so that a token stands for a CPU. Every second pipeline has a
 stage that does not scale: it hinders itself, takes turns for a lock, shares a disk of few streams, or runs in processes
 that start slowly. The same pipelines are described to the simulator, where the best fixed allocation is searched for;
-that one, its neighbours and the tuners then run in real time. `reached` is a tuner's rate, after fifteen decisions, as a
+that one, its neighbours and the tuners then run in real time. `reached` is a tuner's rate, after fifteen decisions, as
 a share of the best of all that ran. Takes a quarter of an hour.
 """
 

@@ -119,6 +119,7 @@ def test_training_and_held_out_rows_are_all_rows_once(parts: Path, tmp_path: Pat
         (4, "process", "random"),
         (4, "thread", "even"),
         (4, "thread", "proportional"),
+        (4, "thread", "model"),
     ],
 )
 def test_the_order_of_rows_does_not_depend_on_the_machine(
