@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from intune._values import Snapshot, StageInfo, StageSnapshot
-from intune.tuners._fit import StageFit
+from intune.tuners._fit import Point, StageFit
 from intune.tuners._rows import cpu_per_row, trainer_per_row, wall_per_row
 
 LOCK_FREE_SECONDS, LOCK_HELD_SECONDS = 3e-4, 2e-3
@@ -70,7 +70,7 @@ class Beliefs:
         Returns:
             Whether a stage was found to have changed.
         """
-        if not snapshot.warm or snapshot.window_seconds <= 0:
+        if snapshot.window_seconds <= 0:
             return False
         own = trainer_per_row(snapshot)
         if own is not None:
@@ -91,12 +91,14 @@ class Beliefs:
             fit = StageFit(span, forgetting=self._forgetting, noise=self._noise)
             belief = self.stages[stage.name] = Belief(stage.info, fit)
         belief.info = stage.info
-        belief.busy = min(stage.busy_seconds / snapshot.window_seconds, MOST_BUSY)
+        belief.busy = min(stage.in_hand_mean or stage.busy_seconds / snapshot.window_seconds, MOST_BUSY)
         belief.saturated = stage.saturated_concurrency
         belief.process_bytes = stage.process_resident_bytes or belief.process_bytes
         if cpu is not None:
             belief.cpu_seconds = _mean(belief.cpu_seconds, min(cpu, seconds))
-        return belief.fit.observe(belief.busy, seconds * (1 - lost_share), stage.items_out)
+        own = (1 - lost_share) / (stage.source_rows_per_item or 1.0)
+        points = [Point(crowd, items, wall * own) for crowd, items, wall in stage.wall_seconds_by_crowd]
+        return belief.fit.observe(points or [Point(belief.busy, stage.items_out, seconds * (1 - lost_share))])
 
     def _learn_lock(self, snapshot: Snapshot, lost: Mapping[str, float]) -> None:
         """How much of their CPU time stages on threads hold the interpreter lock.

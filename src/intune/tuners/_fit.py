@@ -15,7 +15,9 @@ and everything is uncertain again.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +28,23 @@ SPREAD = 0.5
 SURPRISE = 3.0
 """Deviations off from which a window is a surprise."""
 
+PRIOR = np.array([1.0, 3.0, 10.0])
+"""Deviations of what is expected before anything is seen, in units of the first seconds: of those of an item alone, and of
+how much longer one may take with all at once, for each of the two reasons."""
+
 LEAST_BASE = 0.02
 """Share of the first seconds seen below which the base is not taken to be: an item does something even alone."""
 
 LEAST_SECONDS = 1e-15
 """Seconds a row that count as none."""
+
+
+class Point(NamedTuple):
+    """Items that were worked on beside as many others: how many at once, how many items, their mean seconds a row."""
+
+    at_once: float
+    items: int
+    seconds: float
 
 
 class StageFit:
@@ -47,41 +61,39 @@ class StageFit:
         self._forgetting, self._noise = forgetting, noise
         self._scale = 0.0  # seconds a row that are 1 inside
         self._mean = np.array([1.0, 0.0, 0.0])
-        self._information = np.eye(3)
+        self._information = np.diag(PRIOR**-2.0)
         self._misfit = 1.0  # by how much windows scatter more than assumed, as a variance
         self._surprise = 0.0
         self._curve: tuple[float, float, float] | None = None
 
-    def observe(self, busy: float, seconds: float, items: int) -> bool:
+    def observe(self, points: Sequence[Point]) -> bool:
         """Learn from a window.
 
         Args:
-            busy: Items that were worked on at once, in the mean.
-            seconds: Wall seconds a source row.
-            items: Completions in the window.
+            points: What items took in it, by how many were worked on at once; at least one.
 
         Returns:
             Whether the stage was found to have changed.
         """
-        seconds = max(seconds, LEAST_SECONDS)
+        items = sum(point.items for point in points)
+        seconds = max(sum(point.items * point.seconds for point in points) / items, LEAST_SECONDS)
         if not self._scale:
             self._scale = seconds
-        at = self._features(busy)
-        error = seconds / self._scale - float(at @ self._mean)
+        at = np.asarray(sum(point.items / items * self._features(point.at_once) for point in points))
         level = max(float(at @ self._allowed_mean()), seconds / self._scale)
-        variance = (self._noise**2 + SPREAD**2 / max(1, items)) * level**2
-        off = error / math.sqrt(self._variance(at) + variance * self._misfit)
+        variance = (self._noise**2 + SPREAD**2 / items) * level**2
+        off = (seconds / self._scale - float(at @ self._mean)) / math.sqrt(self._variance(at) + variance * self._misfit)
         self._misfit = min(100.0, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
         changed = False
         if abs(off) > SURPRISE:
-            if off * self._surprise <= 0:
-                self._surprise = off
-                return False  # once may be chance
+            changed = off * self._surprise > 0  # once may be chance
+            self._surprise = 0.0 if changed else off
+        else:
+            self._surprise = 0.0
+        if changed:
             self._start_again(at, seconds)
-            error, changed = seconds / self._scale - float(at @ self._mean), True
-            variance *= (seconds / self._scale / level) ** 2
-        self._surprise = 0.0
-        self._learn(at, error, 1 / (variance * self._misfit))
+        for point in points:
+            self._learn_point(point)
         return changed
 
     @property
@@ -105,6 +117,12 @@ class StageFit:
     def _variance(self, at: NDArray[np.float64]) -> float:
         return float(at @ np.linalg.solve(self._information, at))
 
+    def _learn_point(self, point: Point) -> None:
+        at, seconds = self._features(point.at_once), max(point.seconds, LEAST_SECONDS) / self._scale
+        level = max(float(at @ self._allowed_mean()), seconds)
+        variance = (self._noise**2 + SPREAD**2 / point.items) * level**2
+        self._learn(at, seconds - float(at @ self._mean), 1 / (variance * self._misfit))
+
     def _learn(self, at: NDArray[np.float64], error: float, weight: float) -> None:
         known = self._information @ at
         fading = (1 - self._forgetting) / float(at @ known)
@@ -115,7 +133,7 @@ class StageFit:
     def _start_again(self, at: NDArray[np.float64], seconds: float) -> None:
         self._mean = self._allowed_mean()
         self._scale = seconds / max(LEAST_BASE, float(at @ self._mean))
-        self._information = np.eye(3)
+        self._information = np.diag(PRIOR**-2.0)
         self._misfit = 1.0
 
     def _allowed_mean(self) -> NDArray[np.float64]:

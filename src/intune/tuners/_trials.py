@@ -15,6 +15,9 @@ from intune.tuners._rows import as_before, in_force, most_useful
 AT_LIMIT = 0.85
 """Share of its concurrency that a stage is busy on from which it would take more."""
 
+MOST_AT_ONCE = 3
+"""With fewer CPUs than this there is nothing to find out in the first windows."""
+
 LEAST_LEVEL = 1.5
 """Items at once of which half can tell anything."""
 
@@ -29,6 +32,36 @@ TRY_LESS = 4
 
 UNSURE = 0.25
 """Deviation of a stage's seconds at another level, as a share, from which trying that out is worth its cost."""
+
+
+class Start:
+    """The first windows: few at once, then more, so that it shows how stages scale before all may be at work.
+
+    A stage that hinders itself would go deep into that at once otherwise, and hardly anything would be finished to
+    learn from.
+    """
+
+    SHARES = (1 / 4, 1 / 2)
+    """Shares of the CPUs, one window after another."""
+
+    WAIT = 5
+    """Windows in which nothing is finished before the next share comes all the same."""
+
+    def __init__(self) -> None:
+        self._step = self._waited = 0
+
+    def next(self, snapshot: Snapshot, budget: Budget) -> Allocation | None:
+        """What to begin with; None = the start is over."""
+        if self._step and not snapshot.warm and self._waited < self.WAIT:
+            self._waited += 1
+        else:
+            self._step, self._waited = self._step + 1, 0
+        if self._step > len(self.SHARES) or budget.cpus < MOST_AT_ONCE:
+            return None
+        level = max(1, round(self.SHARES[self._step - 1] * budget.cpus))
+        names = [stage.name for stage in snapshot.stages]
+        reason = f"a start with {level} at once: it shows how the stages scale"
+        return Allocation(dict.fromkeys(names, level), budget.cpus, reasons=dict.fromkeys(names, reason))
 
 
 class Trials:

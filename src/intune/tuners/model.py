@@ -31,7 +31,7 @@ from intune._values import Allocation, Budget, Snapshot
 from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
 from intune.tuners._rows import as_before, in_force, most_useful
-from intune.tuners._trials import Trials, trial
+from intune.tuners._trials import Start, Trials, trial
 
 HOLDS_LOCK = 0.2
 """Share of a stage's CPU time in which it holds the lock, from which it is given no more threads than it can use."""
@@ -69,7 +69,7 @@ class Model:
         margin: float = 0.25,
         keep: float = 0.97,
         try_every: int = 10,
-        least_items: int = 4,
+        least_items: int = 1,
         noise: float = 0.05,
     ) -> None:
         if not 0 < forgetting <= 1 or not 0 < keep <= 1:
@@ -81,13 +81,15 @@ class Model:
         self._margin, self._keep = margin, keep
         self._learnt = Beliefs(forgetting, noise, least_items)
         self._trials = Trials(try_every)
+        self._start: Start | None = Start() if try_every else None
         self._last: Snapshot | None = None
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """What is in force if that is good enough, a trial where one is due, or the target."""
         changed = self.update(snapshot)
-        if not snapshot.warm:
-            return as_before(snapshot, budget, "too little was measured in this window")
+        if self._start is not None and (first := self._start.next(snapshot, budget)):
+            return first
+        self._start = None
         if not self.beliefs:
             return as_before(snapshot, budget, "no stage has figures yet")
         if levels := self._trials.levels(self.beliefs, snapshot, budget, changed):
