@@ -64,22 +64,22 @@ class Beliefs:
         self.stages: dict[str, Belief] = {}
         self.trainer_seconds: float | None = None
 
-    def learn(self, snapshot: Snapshot) -> bool:
+    def learn(self, snapshot: Snapshot) -> frozenset[str]:
         """Learn from a window.
 
         Returns:
-            Whether a stage was found to have changed.
+            The stages that were found to have changed.
         """
         if snapshot.window_seconds <= 0:
-            return False
+            return frozenset()
         own = trainer_per_row(snapshot)
         if own is not None:
             self.trainer_seconds = _mean(self.trainer_seconds, own)
         contention = _lock_contention(snapshot)
         lost = {stage.name: _lost_share(stage) * contention for stage in snapshot.stages}
-        changed = [self._learn_stage(stage, snapshot, lost[stage.name]) for stage in snapshot.stages]
+        changed = [stage.name for stage in snapshot.stages if self._learn_stage(stage, snapshot, lost[stage.name])]
         self._learn_lock(snapshot, lost)
-        return any(changed)
+        return frozenset(changed)
 
     def _learn_stage(self, stage: StageSnapshot, snapshot: Snapshot, lost_share: float) -> bool:
         seconds, cpu = wall_per_row(stage), cpu_per_row(stage)

@@ -110,6 +110,18 @@ class StageFit:
         predicted = max(LEAST_BASE, float(at @ self._allowed_mean()))
         return math.sqrt(max(0.0, self._variance(at))) / predicted
 
+    def at_least(self, busy: float) -> float:
+        """Seconds a source row at so many items at once, a deviation less than what is likeliest."""
+        return self._scale * max(LEAST_BASE, float(self._features(busy) @ self._allowed_mean())) / (
+            1 + self.deviation(busy)
+        )
+
+    def slowdown(self, few: float, many: float) -> tuple[float, float]:
+        """How many seconds a source row longer it takes with many at once than with few, and the deviation of that."""
+        between = self._features(many) - self._features(few)
+        longer, variance = float(between @ self._allowed_mean()), max(0.0, self._variance(between))
+        return longer * self._scale, math.sqrt(variance) * self._scale
+
     def _features(self, busy: float) -> NDArray[np.float64]:
         more = max(1.0, busy) - 1
         return np.array([1.0, more / (self._span - 1), more * (more + 1) / (self._span * (self._span - 1))])

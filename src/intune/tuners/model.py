@@ -25,13 +25,14 @@ windows of order and batches that are cut from many items; items in flight, whos
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot
 from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
 from intune.tuners._rows import as_before, in_force, most_useful
-from intune.tuners._trials import Start, Trials, trial
+from intune.tuners._trials import STARVED, Ramp, Trials
 
 HOLDS_LOCK = 0.2
 """Share of a stage's CPU time in which it holds the lock, from which it is given no more threads than it can use."""
@@ -39,11 +40,14 @@ HOLDS_LOCK = 0.2
 CROWDED = 0.5
 """Share of the time in which the lock is held from which those who hold it get no more threads than they need."""
 
-SLOWS = 1.25
-"""How many times as long an item takes when a stage takes all that it may, from which it gets a limit."""
+SLOWS, STILL_SLOWS = 1.25, 1.1
+"""How many times as long an item takes when a stage takes all that it may, from which it gets and keeps a limit."""
 
-FEW_SLOTS = 2 / 3
-"""A stage that needs a larger share of what it has when open gets no limit for the training loop's sake."""
+SURE = 2.0
+"""Deviations by which a slow-down must be above chance for a stage to get a limit."""
+
+MORE_SPARE = 1.5
+"""By how much more is spared once a training loop that was thought to take no more had to wait."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
@@ -80,32 +84,35 @@ class Model:
             )
         self._margin, self._keep = margin, keep
         self._learnt = Beliefs(forgetting, noise, least_items)
-        self._trials = Trials(try_every)
-        self._start: Start | None = Start() if try_every else None
+        self._trials = Trials(try_every, 1 / keep)
+        self._ramp = Ramp() if try_every else None
+        self._slowing: set[str] = set()  # stages that have a limit as they slow down
+        self._spare = 1 + 2 * margin  # slots for one that is needed while the training loop takes no more
         self._last: Snapshot | None = None
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
-        """What is in force if that is good enough, a trial where one is due, or the target."""
+        """The target, or what is in force if that is good enough, but for stages that are still being found out."""
         changed = self.update(snapshot)
-        if self._start is not None and (first := self._start.next(snapshot, budget)):
-            return first
-        self._start = None
-        if not self.beliefs:
-            return as_before(snapshot, budget, "no stage has figures yet")
-        if levels := self._trials.levels(self.beliefs, snapshot, budget, changed):
-            return trial(levels, self.beliefs, snapshot, budget)
-        found, target = self._solve(budget)
-        now = Allocation(in_force(snapshot), budget.cpus)
+        ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
+        found, target = self._solve(snapshot, budget)
+        if ramped:
+            return _at_most(target, ramped)
+        if found is None:
+            return target
+        if tried := self._trial(snapshot, budget, found, target, bool(changed)):
+            return tried
+        now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
         reached = (self.predict(now, budget) or 0.0) / found.rate if found.rate > 0 else 1.0
-        if reached >= self._keep and not self._holds_too_much(now, target, budget):
-            return as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
+        if reached >= self._keep and not self._differs(now, target, budget):
+            stays = as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
+            return replace(stays, slots=now.slots)
         return target
 
-    def update(self, snapshot: Snapshot) -> bool:
+    def update(self, snapshot: Snapshot) -> frozenset[str]:
         """Learn from a window; done by `propose`, for those who only want what is learnt.
 
         Returns:
-            Whether a stage was found to have changed.
+            The stages that were found to have changed.
         """
         self._last = snapshot
         return self._learnt.learn(snapshot)
@@ -127,9 +134,7 @@ class Model:
         """
         if self._last is None:
             raise PipelineError("no window was seen yet: call update(snapshot) first")
-        if not self.beliefs:
-            return as_before(self._last, budget, "no stage has figures yet")
-        return self._solve(budget)[1]
+        return self._solve(self._last, budget)[1]
 
     @property
     def deviation(self) -> Mapping[str, float]:
@@ -186,17 +191,19 @@ class Model:
         largest = self._open(name, budget) if concurrency is None else concurrency
         return max(1, min(largest, most_useful(self.beliefs[name].info, budget)))
 
-    def _solve(self, budget: Budget) -> tuple[Best, Allocation]:
-        """The best rate, and the least concurrency that reaches it."""
-        assert self._last is not None
+    def _solve(self, snapshot: Snapshot, budget: Budget) -> tuple[Best | None, Allocation]:
+        """The best rate, and the least concurrency and slots that reach it; None while nothing is known."""
+        names = [stage.name for stage in snapshot.stages]
+        concurrency: dict[str, int | None] = dict.fromkeys(names)
+        reasons = dict.fromkeys(names, "open: not measured yet")
         lines, limits = self._lines(budget), self._limits(budget, budget.cpus)
+        if not lines:
+            return None, Allocation(concurrency, budget.cpus, reasons=reasons)
         found = best(lines, limits)
         lock_seconds = sum(line.lock_seconds for line in lines)
-        concurrency = in_force(self._last)
-        reasons = dict.fromkeys(concurrency, "as before: not measured yet")
         for line in lines:
             concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, budget)
-        return found, Allocation(concurrency, budget.cpus, reasons=reasons)
+        return found, Allocation(concurrency, self._slots(lines, found, snapshot, budget), reasons=reasons)
 
     def _limit(self, line: Line, found: Best, lock_seconds: float, budget: Budget) -> tuple[int | None, str]:
         """The concurrency of a stage, and why."""
@@ -207,7 +214,7 @@ class Model:
             # None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
             margin = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
             return enough(line, found.rate, margin), f"{busy}; each process more costs memory"
-        if line.seconds(when_open) >= SLOWS * line.seconds(need):
+        if self._slows(line, need, when_open):
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
             return wanted, f"slows down with concurrency: {said}, {line.seconds(when_open) * 1e3:.3g} at {when_open}"
@@ -217,19 +224,74 @@ class Model:
             return wanted, f"holds the interpreter lock, more threads would wait for it; {busy}"
         if wanted > when_open:
             return wanted, f"{busy}, more than its share of the threads"
-        spare = math.ceil(need * (1 + self._margin)) + 1
-        if found.bound == "trainer" and spare <= FEW_SLOTS * when_open:
-            return spare, f"the training loop takes no more: {busy}"
         return None, f"open: {busy}, a limit would not help"
 
-    def _holds_too_much(self, now: Allocation, target: Allocation, budget: Budget) -> bool:
-        """Whether a stage with a limit has more than half as much again (and more than one more)."""
+    def _slows(self, line: Line, need: float, when_open: int) -> bool:
+        """Whether it surely takes longer with all that it may take than with those that are needed."""
+        few = min(need, line.best_within(line.most))
+        longer, deviation = self.beliefs[line.name].fit.slowdown(few, when_open)
+        if line.name in self._slowing:
+            slows = longer >= (STILL_SLOWS - 1) * line.seconds(few)
+        else:
+            slows = longer - SURE * deviation >= (SLOWS - 1) * line.seconds(few)
+        (self._slowing.add if slows else self._slowing.discard)(line.name)
+        return slows
+
+    def _slots(self, lines: list[Line], found: Best, snapshot: Snapshot, budget: Budget) -> int:
+        """The CPU slots that are wanted: all, or what a slow training loop needs and some to spare."""
+        if found.bound != "trainer":
+            return budget.cpus
+        if snapshot.allocation.slots < budget.cpus and snapshot.consumer.wait_share > STARVED:
+            self._spare *= MORE_SPARE
+        needed = sum(line.need(found.rate) for line in lines if line.holds_slot)
+        return min(budget.cpus, math.ceil(needed * self._spare) + 1)
+
+    def _trial(
+        self, snapshot: Snapshot, budget: Budget, found: Best, target: Allocation, changed: bool
+    ) -> Allocation | None:
+        """The target but for the stage that holds up all others, if something else is worth trying for it."""
+        line = next((line for line in self._lines(budget) if line.name == found.bound), None)
+        if line is None:
+            return None
+        belief = self.beliefs[line.name]
+        now = self._at_most(line.name, target.concurrency[line.name], budget)
+        level = self._trials.level(belief, line, now, snapshot, changed)
+        if level is None:
+            return None
+        reason = f"a trial at {level} instead of {now}: it might be faster"
+        return replace(
+            target,
+            concurrency={**target.concurrency, line.name: level},
+            reasons={**target.reasons, line.name: reason},
+        )
+
+    def _differs(self, now: Allocation, target: Allocation, budget: Budget) -> bool:
+        """Whether what is in force holds much more than is wanted, or has limits where none are."""
+        if _too_much(now.slots, target.slots):
+            return True
         for name, wanted in target.concurrency.items():
-            if wanted is not None and name in self.beliefs:
-                given = self._at_most(name, now.concurrency[name], budget)
-                if given > wanted + max(1, wanted // 2):
-                    return True
+            given = now.concurrency[name]
+            if wanted is None and given is not None:
+                return True
+            if wanted is not None and _too_much(self._at_most(name, given, budget), wanted):
+                return True
         return False
+
+
+def _too_much(given: int, wanted: int) -> bool:
+    """More than half as much again, and more than one more."""
+    return given > wanted + max(1, wanted // 2)
+
+
+def _at_most(target: Allocation, levels: Mapping[str, int]) -> Allocation:
+    """The target, but for stages that may have no more than this."""
+    concurrency, reasons = dict(target.concurrency), dict(target.reasons)
+    for name, level in levels.items():
+        wanted = concurrency[name]
+        if wanted is None or level < wanted:
+            concurrency[name] = level
+            reasons[name] = f"{level} at first, then more: it shows how the stage scales"
+    return replace(target, concurrency=concurrency, reasons=reasons)
 
 
 def _said(found: Best) -> str:
