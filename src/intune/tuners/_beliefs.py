@@ -16,9 +16,6 @@ CONTENDS = 0.1
 NEWEST = 0.3
 """Weight of the newest window in running means."""
 
-WAITING_SPAN = 16
-"""Items at once that a stage that waits is first thought of."""
-
 MOST_BUSY = 1024.0
 """More items at once than any stage has: what a window too short to be true says is cut to it."""
 
@@ -83,12 +80,11 @@ class Beliefs:
 
     def _learn_stage(self, stage: StageSnapshot, snapshot: Snapshot, lost_share: float) -> bool:
         seconds, cpu = wall_per_row(stage), cpu_per_row(stage)
-        if seconds is None or stage.items_out < self._least_items or stage.processes_starting:
+        if seconds is None or stage.items_out < self._least_items:
             return False
         belief = self.stages.get(stage.name)
         if belief is None:
-            span = WAITING_SPAN if stage.info.waits else max(snapshot.machine.cpus, snapshot.allocation.slots)
-            fit = StageFit(span, forgetting=self._forgetting, noise=self._noise)
+            fit = StageFit(forgetting=self._forgetting, noise=self._noise)
             belief = self.stages[stage.name] = Belief(stage.info, fit)
         belief.info = stage.info
         belief.busy = min(stage.in_hand_mean or stage.busy_seconds / snapshot.window_seconds, MOST_BUSY)

@@ -28,9 +28,8 @@ SPREAD = 0.5
 SURPRISE = 3.0
 """Deviations off from which a window is a surprise."""
 
-PRIOR = np.array([1.0, 3.0, 10.0])
-"""Deviations of what is expected before anything is seen, in units of the first seconds: of those of an item alone, and of
-how much longer one may take with all at once, for each of the two reasons."""
+PRIOR = np.array([1.0, 1.0, 0.3])
+"""Deviations of what is expected of base, slope and bend before anything is seen, in units of the first seconds."""
 
 LEAST_BASE = 0.02
 """Share of the first seconds seen below which the base is not taken to be: an item does something even alone."""
@@ -51,13 +50,11 @@ class StageFit:
     """The curve of one stage.
 
     Args:
-        most: Items at once that it may come to: the unit in which slope and bend are thought of.
         forgetting: What a window's weight is multiplied by when the next one says something about the same, 0 to 1.
         noise: Deviation of a window's seconds as a share, however many items it has.
     """
 
-    def __init__(self, most: int, *, forgetting: float, noise: float) -> None:
-        self._span = max(2, most)
+    def __init__(self, *, forgetting: float, noise: float) -> None:
         self._forgetting, self._noise = forgetting, noise
         self._scale = 0.0  # seconds a row that are 1 inside
         self._mean = np.array([1.0, 0.0, 0.0])
@@ -79,7 +76,7 @@ class StageFit:
         seconds = max(sum(point.items * point.seconds for point in points) / items, LEAST_SECONDS)
         if not self._scale:
             self._scale = seconds
-        at = np.asarray(sum(point.items / items * self._features(point.at_once) for point in points))
+        at = np.asarray(sum(point.items / items * _features(point.at_once) for point in points))
         level = max(float(at @ self._allowed_mean()), seconds / self._scale)
         variance = (self._noise**2 + SPREAD**2 / items) * level**2
         off = (seconds / self._scale - float(at @ self._mean)) / math.sqrt(self._variance(at) + variance * self._misfit)
@@ -93,7 +90,7 @@ class StageFit:
         if changed:
             self._start_again(at, seconds)
         for point in points:
-            self._learn_point(point)
+            self._learn_point(point, point.items / items)
         return changed
 
     @property
@@ -101,44 +98,39 @@ class StageFit:
         """(base, slope, bend) in seconds a source row: the likeliest that are allowed."""
         if self._curve is None:
             base, slope, bend = self._allowed_mean() * self._scale
-            self._curve = float(base), float(slope) / (self._span - 1), float(bend) / (self._span * (self._span - 1))
+            self._curve = float(base), float(slope), float(bend)
         return self._curve
 
     def deviation(self, busy: float) -> float:
         """Posterior deviation of the seconds at so many items at once, as a share of what is predicted there."""
-        at = self._features(busy)
+        at = _features(busy)
         predicted = max(LEAST_BASE, float(at @ self._allowed_mean()))
         return math.sqrt(max(0.0, self._variance(at))) / predicted
 
     def at_least(self, busy: float) -> float:
         """Seconds a source row at so many items at once, a deviation less than what is likeliest."""
-        return self._scale * max(LEAST_BASE, float(self._features(busy) @ self._allowed_mean())) / (
+        return self._scale * max(LEAST_BASE, float(_features(busy) @ self._allowed_mean())) / (
             1 + self.deviation(busy)
         )
 
     def slowdown(self, few: float, many: float) -> tuple[float, float]:
         """How many seconds a source row longer it takes with many at once than with few, and the deviation of that."""
-        between = self._features(many) - self._features(few)
+        between = _features(many) - _features(few)
         longer, variance = float(between @ self._allowed_mean()), max(0.0, self._variance(between))
         return longer * self._scale, math.sqrt(variance) * self._scale
-
-    def _features(self, busy: float) -> NDArray[np.float64]:
-        more = max(1.0, busy) - 1
-        return np.array([1.0, more / (self._span - 1), more * (more + 1) / (self._span * (self._span - 1))])
 
     def _variance(self, at: NDArray[np.float64]) -> float:
         return float(at @ np.linalg.solve(self._information, at))
 
-    def _learn_point(self, point: Point) -> None:
-        at, seconds = self._features(point.at_once), max(point.seconds, LEAST_SECONDS) / self._scale
+    def _learn_point(self, point: Point, share: float) -> None:
+        at, seconds = _features(point.at_once), max(point.seconds, LEAST_SECONDS) / self._scale
         level = max(float(at @ self._allowed_mean()), seconds)
         variance = (self._noise**2 + SPREAD**2 / point.items) * level**2
-        self._learn(at, seconds - float(at @ self._mean), 1 / (variance * self._misfit))
-
-    def _learn(self, at: NDArray[np.float64], error: float, weight: float) -> None:
         known = self._information @ at
-        fading = (1 - self._forgetting) / float(at @ known)
+        fading = (1 - self._forgetting**share) / float(at @ known)
+        weight = 1 / (variance * self._misfit)
         self._information = self._information - fading * np.outer(known, known) + weight * np.outer(at, at)
+        error = seconds - float(at @ self._mean)
         self._mean = self._mean + np.linalg.solve(self._information, at) * (weight * error)
         self._curve = None
 
@@ -163,3 +155,8 @@ class StageFit:
             if point[1:].min() >= 0 and cost < least:
                 best, least = point, cost
         return np.array([max(LEAST_BASE, best[0]), *best[1:]])
+
+
+def _features(busy: float) -> NDArray[np.float64]:
+    more = max(1.0, busy) - 1
+    return np.array([1.0, more, more * (more + 1)])

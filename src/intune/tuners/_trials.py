@@ -18,26 +18,26 @@ MOST_AT_ONCE = 3
 STARVED = 0.05
 """Share of waiting of the training loop from which more is wanted at all."""
 
-TRY_LESS = 4
+LEAST_LEVEL = 1.5
+"""Items at once of which half can tell anything."""
+
+TRY_LESS = 2
 """By how much longer the pause between trials gets with each of them."""
 
 
 class Ramp:
-    """Gives each stage few at once, then twice as many after each window in which it finished something, then all.
+    """Gives each stage few at once, then twice as many each time that it has finished as many items as that, then all.
 
     A stage that hinders itself would go deep into that at once otherwise, and hardly anything would be finished to
-    learn from. A stage that was found to have changed goes through it again, from half of what it was busy on.
+    learn from. Who finishes nothing gets no more: it has nothing to do, or has just that difficulty. A stage that was found to have changed goes through it again, from half of what it was busy on.
     """
 
-    FIRST = 1 / 4
+    FIRST = 1 / 16
     """Share of what is useful that a stage begins with."""
-
-    PATIENCE = 3
-    """Windows in which it finishes nothing after which it gets more all the same."""
 
     def __init__(self) -> None:
         self._levels: dict[str, int] | None = None
-        self._idle: dict[str, int] = {}
+        self._finished: dict[str, int] = {}  # since it has its present level
 
     def levels(
         self, snapshot: Snapshot, budget: Budget, beliefs: Mapping[str, Belief], changed: frozenset[str]
@@ -58,17 +58,18 @@ class Ramp:
         else:
             for stage in snapshot.stages:
                 if stage.name in self._levels:
-                    self._raise(stage.name, stage.items_out > 0, most_useful(stage.info, budget))
-            for name in changed:
-                if beliefs[name].info.executor == "thread" and snapshot.consumer.wait_share > STARVED:
-                    self._levels[name] = max(1, round(beliefs[name].busy / 2))
+                    self._raise(stage.name, stage.items_out, most_useful(stage.info, budget))
+            for belief in (beliefs[name] for name in changed if snapshot.consumer.wait_share > STARVED):
+                # Processes that will be wanted again at once are not ended.
+                if belief.busy >= LEAST_LEVEL and belief.info.executor == "thread":
+                    self._levels[belief.info.name] = max(1, round(belief.busy / 2))
         return dict(self._levels)
 
-    def _raise(self, name: str, finished: bool, most: int) -> None:
+    def _raise(self, name: str, finished: int, most: int) -> None:
         assert self._levels is not None
-        self._idle[name] = 0 if finished else self._idle.get(name, 0) + 1
-        if finished or self._idle[name] >= self.PATIENCE:
-            self._idle[name] = 0
+        self._finished[name] = self._finished.get(name, 0) + finished
+        if self._finished[name] >= self._levels[name]:
+            self._finished[name] = 0
             self._levels[name] *= 2
             if self._levels[name] >= most:
                 del self._levels[name]

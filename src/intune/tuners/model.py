@@ -120,8 +120,9 @@ class Model:
     def predict(self, allocation: Allocation, budget: Budget) -> float | None:
         """Source rows a second under an allocation; None while no stage has figures."""
         lines = self._lines(budget)
-        if not lines:
-            return None
+        return self._rate(lines, allocation, budget) if lines else None
+
+    def _rate(self, lines: list[Line], allocation: Allocation, budget: Budget) -> float:
         slots = min(allocation.slots, budget.cpus)
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
         return predict(lines, given, self._limits(budget, slots))
@@ -147,6 +148,28 @@ class Model:
         return self._learnt.stages
 
     def _lines(self, budget: Budget) -> list[Line]:
+        """The stages as far as rates go: those that slow down beyond doubt by their curve, the others without one."""
+        curves = self._curves(budget)
+        if not curves:
+            return []
+        rate = best(curves, self._limits(budget, budget.cpus)).rate
+        return [line if self._slows(line, rate, budget) else self._flat(line) for line in curves]
+
+    def _slows(self, line: Line, rate: float, budget: Budget) -> bool:
+        """Whether it surely takes longer with all that it may take than with those that are needed."""
+        few, when_open = min(line.need(rate), line.best_within(line.most)), self._open(line.name, budget)
+        longer, deviation = self.beliefs[line.name].fit.slowdown(few, when_open)
+        if line.name in self._slowing:
+            slows = longer >= (STILL_SLOWS - 1) * line.seconds(few)
+        else:
+            slows = longer - SURE * deviation >= (SLOWS - 1) * line.seconds(few)
+        (self._slowing.add if slows else self._slowing.discard)(line.name)
+        return slows
+
+    def _flat(self, line: Line) -> Line:
+        return replace(line, base=line.seconds(self.beliefs[line.name].busy), slope=0.0, bend=0.0)
+
+    def _curves(self, budget: Budget) -> list[Line]:
         waiting = sum(belief.info.waits is True for belief in self.beliefs.values())
         lines = []
         for name, belief in self.beliefs.items():
@@ -214,7 +237,7 @@ class Model:
             # None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
             margin = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
             return enough(line, found.rate, margin), f"{busy}; each process more costs memory"
-        if self._slows(line, need, when_open):
+        if line.name in self._slowing:
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
             return wanted, f"slows down with concurrency: {said}, {line.seconds(when_open) * 1e3:.3g} at {when_open}"
@@ -225,17 +248,6 @@ class Model:
         if wanted > when_open:
             return wanted, f"{busy}, more than its share of the threads"
         return None, f"open: {busy}, a limit would not help"
-
-    def _slows(self, line: Line, need: float, when_open: int) -> bool:
-        """Whether it surely takes longer with all that it may take than with those that are needed."""
-        few = min(need, line.best_within(line.most))
-        longer, deviation = self.beliefs[line.name].fit.slowdown(few, when_open)
-        if line.name in self._slowing:
-            slows = longer >= (STILL_SLOWS - 1) * line.seconds(few)
-        else:
-            slows = longer - SURE * deviation >= (SLOWS - 1) * line.seconds(few)
-        (self._slowing.add if slows else self._slowing.discard)(line.name)
-        return slows
 
     def _slots(self, lines: list[Line], found: Best, snapshot: Snapshot, budget: Budget) -> int:
         """The CPU slots that are wanted: all, or what a slow training loop needs and some to spare."""
