@@ -21,19 +21,22 @@ STARVED = 0.05
 LEAST_LEVEL = 1.5
 """Items at once of which half can tell anything."""
 
-TRY_LESS = 2
+TRY_LESS = 4
 """By how much longer the pause between trials gets with each of them."""
 
 
 class Ramp:
-    """Gives each stage few at once, then twice as many each time that it has finished as many items as that, then all.
+    """Gives each stage few at once, then more each time that it has finished as many items as that, then all.
 
     A stage that hinders itself would go deep into that at once otherwise, and hardly anything would be finished to
     learn from. Who finishes nothing gets no more: it has nothing to do, or has just that difficulty. A stage that was found to have changed goes through it again, from half of what it was busy on.
     """
 
-    FIRST = 1 / 16
+    FIRST = 1 / 8
     """Share of what is useful that a stage begins with."""
+
+    GROWTH = 4
+    """By how much more it gets each time."""
 
     def __init__(self) -> None:
         self._levels: dict[str, int] | None = None
@@ -68,9 +71,9 @@ class Ramp:
     def _raise(self, name: str, finished: int, most: int) -> None:
         assert self._levels is not None
         self._finished[name] = self._finished.get(name, 0) + finished
-        if self._finished[name] >= self._levels[name]:
+        if 2 * self._finished[name] >= self._levels[name]:
             self._finished[name] = 0
-            self._levels[name] *= 2
+            self._levels[name] *= self.GROWTH
             if self._levels[name] >= most:
                 del self._levels[name]
 
