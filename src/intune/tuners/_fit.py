@@ -5,18 +5,18 @@ The curve is that of the Universal Scalability Law: with n items at once
     seconds(n) = base + slope (n - 1) + bend n (n - 1)          base > 0, slope >= 0, bend >= 0
 
 `slope` comes from parts that only one item at a time can pass (the rate n / seconds(n) flattens), `bend` from items
-that hinder one another (the rate falls beyond a peak). What is expected before anything is seen is no dependence.
+that hinder one another (the rate falls beyond a peak). What is expected before anything is seen is no dependence, but
+that an item takes twice as long beside only one or two others is no surprise either.
 
-Fitted by recursive least squares. A new window makes old ones count less *in the direction that it tells about* only:
-while a stage stays at one concurrency, what was learnt at others remains. A window's weight follows from its
-completions and from how well windows were predicted lately. Two windows in a row on the same side, more than three
-deviations off, mean that the stage changed: the level is taken from the newest one, the shape is kept as a guess,
-and everything is uncertain again.
+Fitted by recursive least squares to a point for each number at once that occurred in a window; a point's weight
+follows from its items and from how well windows were predicted lately. A new window makes old ones count less *in the
+direction that it tells about* only: while a stage stays at one level, what was learnt at others remains. Two windows
+in a row on the same side, more than three deviations off, mean that the stage changed: the level is taken from the
+newest one, the shape is kept as a guess, and everything is uncertain again.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,9 @@ SURPRISE = 3.0
 
 PRIOR = np.array([1.0, 1.0, 0.3])
 """Deviations of what is expected of base, slope and bend before anything is seen, in units of the first seconds."""
+
+EDGES = tuple(np.array([False, *zero]) for zero in ((False, True), (True, False), (True, True)))
+"""Which of base, slope and bend are 0 at the edges of what is allowed."""
 
 LEAST_BASE = 0.02
 """Share of the first seconds seen below which the base is not taken to be: an item does something even alone."""
@@ -61,6 +64,7 @@ class StageFit:
         self._information = np.diag(PRIOR**-2.0)
         self._misfit = 1.0  # by how much windows scatter more than assumed, as a variance
         self._surprise = 0.0
+        self._allowed: NDArray[np.float64] | None = None
         self._curve: tuple[float, float, float] | None = None
 
     def observe(self, points: Sequence[Point]) -> bool:
@@ -72,25 +76,16 @@ class StageFit:
         Returns:
             Whether the stage was found to have changed.
         """
-        items = sum(point.items for point in points)
-        seconds = max(sum(point.items * point.seconds for point in points) / items, LEAST_SECONDS)
+        items = np.array([float(point.items) for point in points])
+        seconds = np.array([max(point.seconds, LEAST_SECONDS) for point in points])
+        at = np.array([_features(point.at_once) for point in points])
+        shares = items / items.sum()
         if not self._scale:
-            self._scale = seconds
-        at = np.asarray(sum(point.items / items * _features(point.at_once) for point in points))
-        level = max(float(at @ self._allowed_mean()), seconds / self._scale)
-        variance = (self._noise**2 + SPREAD**2 / items) * level**2
-        off = (seconds / self._scale - float(at @ self._mean)) / math.sqrt(self._variance(at) + variance * self._misfit)
-        self._misfit = min(100.0, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
-        changed = False
-        if abs(off) > SURPRISE:
-            changed = off * self._surprise > 0  # once may be chance
-            self._surprise = 0.0 if changed else off
-        else:
-            self._surprise = 0.0
+            self._scale = float(shares @ seconds)
+        changed = self._has_changed(shares @ at, float(shares @ seconds) / self._scale, float(items.sum()))
         if changed:
-            self._start_again(at, seconds)
-        for point in points:
-            self._learn_point(point, point.items / items)
+            self._start_again(shares @ at, float(shares @ seconds))
+        self._learn(at, seconds / self._scale, items, shares @ at)
         return changed
 
     @property
@@ -122,39 +117,60 @@ class StageFit:
     def _variance(self, at: NDArray[np.float64]) -> float:
         return float(at @ np.linalg.solve(self._information, at))
 
-    def _learn_point(self, point: Point, share: float) -> None:
-        at, seconds = _features(point.at_once), max(point.seconds, LEAST_SECONDS) / self._scale
+    def _has_changed(self, at: NDArray[np.float64], seconds: float, items: float) -> bool:
+        """Whether a window is the second in a row that is far off on the same side."""
         level = max(float(at @ self._allowed_mean()), seconds)
-        variance = (self._noise**2 + SPREAD**2 / point.items) * level**2
-        known = self._information @ at
-        fading = (1 - self._forgetting**share) / float(at @ known)
-        weight = 1 / (variance * self._misfit)
-        self._information = self._information - fading * np.outer(known, known) + weight * np.outer(at, at)
-        error = seconds - float(at @ self._mean)
-        self._mean = self._mean + np.linalg.solve(self._information, at) * (weight * error)
-        self._curve = None
+        variance = (self._noise**2 + SPREAD**2 / items) * level**2
+        off = (seconds - float(at @ self._mean)) / math.sqrt(self._variance(at) + variance * self._misfit)
+        self._misfit = min(100.0, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
+        before, self._surprise = self._surprise, off if abs(off) > SURPRISE else 0.0
+        if self._surprise * before <= 0:  # once may be chance
+            return False
+        self._surprise = 0.0
+        return True
+
+    def _learn(
+        self,
+        at: NDArray[np.float64],
+        seconds: NDArray[np.float64],
+        items: NDArray[np.float64],
+        middle: NDArray[np.float64],
+    ) -> None:
+        levels = np.maximum(at @ self._allowed_mean(), seconds)
+        weights = 1 / ((self._noise**2 + SPREAD**2 / items) * levels**2 * self._misfit)
+        known = self._information @ middle
+        fading = (1 - self._forgetting) / float(middle @ known)
+        weighted = at.T * weights
+        self._information = self._information - fading * np.outer(known, known) + weighted @ at
+        self._mean = self._mean + np.linalg.solve(self._information, weighted @ (seconds - at @ self._mean))
+        self._allowed = self._curve = None
 
     def _start_again(self, at: NDArray[np.float64], seconds: float) -> None:
         self._mean = self._allowed_mean()
         self._scale = seconds / max(LEAST_BASE, float(at @ self._mean))
+        self._allowed = None
         self._information = np.diag(PRIOR**-2.0)
         self._misfit = 1.0
 
     def _allowed_mean(self) -> NDArray[np.float64]:
         """The mean, or where slope or bend would be negative the likeliest point that has them at 0."""
+        if self._allowed is None:
+            best = self._mean if self._mean[1:].min() >= 0 else self._on_the_edge()
+            self._allowed = np.array([max(LEAST_BASE, best[0]), *best[1:]])
+        return self._allowed
+
+    def _on_the_edge(self) -> NDArray[np.float64]:
         best, least = self._mean, math.inf
-        for fixed in product((False, True), repeat=2):
-            zero = np.array([False, *fixed])
+        for zero in EDGES:
+            free = ~zero
             point = np.where(zero, 0.0, self._mean)
-            if zero.any():
-                free = ~zero
-                pull = self._information[np.ix_(free, zero)] @ self._mean[zero]
-                point[free] += np.linalg.solve(self._information[np.ix_(free, free)], pull)
+            pull = self._information[np.ix_(free, zero)] @ self._mean[zero]
+            point[free] += np.linalg.solve(self._information[np.ix_(free, free)], pull)
             away = point - self._mean
             cost = float(away @ self._information @ away)
             if point[1:].min() >= 0 and cost < least:
                 best, least = point, cost
-        return np.array([max(LEAST_BASE, best[0]), *best[1:]])
+        return best
 
 
 def _features(busy: float) -> NDArray[np.float64]:

@@ -1,26 +1,31 @@
-"""A model of the pipeline, fitted while it runs, and the allocation that is best by it.
+"""A model of the pipeline, learnt by watching it run, and the allocation that is best by it.
 
-*What is learnt of each stage* (`_fit`, `_beliefs`): the wall seconds a source row as a curve over the items at once;
-CPU seconds; how much of them holds the interpreter lock. What threads lose to the lock (neither running nor waiting
-for a CPU while the probe finds the lock held) is taken out of the curve, as it isn't the stage's own: the lock is a
-limit of its own, shared by all. Windows that are not warm, stages with few completions and those that start processes
-teach nothing.
+*Watching* (`_beliefs`, `_fit`): how many items a stage works on at once goes up and down all the time, whatever the
+limits are, and each window says how long items took beside how many others. So which stages slow down by their own
+concurrency, and by how much, is a regression on windows of a pipeline that nobody touched. From it and from CPU seconds
+and how much of them holds the interpreter lock follows what each stage could do at any level. What threads lose to the
+lock (neither running nor waiting for a CPU while the probe finds the lock held) is taken out of it, as it isn't the
+stage's own: the lock is a limit of its own, shared by all.
+
+*Only what is beyond chance* counts: a stage slows down for this tuner if it would take a quarter longer with all that it
+may take, and that by two deviations more than nothing. All others are taken to be flat. So noise moves nothing.
 
 *What follows* (`_plan`): the rate of any allocation, and the best rate with the least concurrency that reaches it. A
-limit is given to a stage only where it helps: the stage slows down with concurrency, holds the lock (more threads
-would only wait for it), runs in processes (which cost memory), waits and needs more than its share of the threads, or
-has far more than a slow training loop needs. All others stay open, as shared slots go where they are needed by
-themselves.
+limit is given to a stage only where it helps: the stage slows down, holds the lock (more threads would only wait for
+it), runs in processes (which cost memory), or waits and needs more than its share of the threads. All others stay
+open, as shared slots go where they are needed by themselves. A training loop that takes less than the CPUs could give
+gets fewer slots, and more again if it ever waits for it.
 
-*Trying out* (`_trials`): while the training loop waits, stages of which other levels are uncertain are tried at half
-their level for one decision, or at twice that where they work at their limit. Further trials come ever less often,
-until a stage changes.
+*Trying out* (`_trials`) comes second: watching says nothing of levels that were never allowed, so each stage begins with
+few at once and gets more as it finishes items; one that was found to have changed does so again. And the stage that
+holds up all others gets a little more or less for one decision while that might well be faster, ever more seldom.
 
-*Steadiness.* What is in force stays while it is predicted to be within 3 % of the best and to hold little more than
-is needed.
+*Steadiness.* What is in force stays while it is predicted to be within 3 % of the best, holds little more than is needed
+and has no limit without a reason; a limit stays while its stage slows down at all.
 
-Not modelled: that the training loop computes on the same CPUs; that memory bandwidth is shared between stages;
-windows of order and batches that are cut from many items; items in flight, whose bytes are bounded elsewhere.
+Not modelled: that memory bandwidth is shared between stages; windows of order and batches that are cut from many
+items; items in flight, whose bytes are bounded elsewhere. A training loop that computes on the same CPUs takes its
+share of them by itself: fewer slots for the loader only made it slower in all that was simulated.
 """
 
 import math
@@ -94,15 +99,16 @@ class Model:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
-        found, target = self._solve(snapshot, budget)
+        lines = self._lines(budget)
+        found, target = self._solve(lines, snapshot, budget)
         if ramped:
             return _at_most(target, ramped)
         if found is None:
             return target
-        if tried := self._trial(snapshot, budget, found, target, bool(changed)):
+        if tried := self._trial(lines, found, target, snapshot, budget, bool(changed)):
             return tried
         now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
-        reached = (self.predict(now, budget) or 0.0) / found.rate if found.rate > 0 else 1.0
+        reached = self._rate(lines, now, budget) / found.rate if found.rate > 0 else 1.0
         if reached >= self._keep and not self._differs(now, target, budget):
             stays = as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
             return replace(stays, slots=now.slots)
@@ -135,7 +141,7 @@ class Model:
         """
         if self._last is None:
             raise PipelineError("no window was seen yet: call update(snapshot) first")
-        return self._solve(self._last, budget)[1]
+        return self._solve(self._lines(budget), self._last, budget)[1]
 
     @property
     def deviation(self) -> Mapping[str, float]:
@@ -214,15 +220,14 @@ class Model:
         largest = self._open(name, budget) if concurrency is None else concurrency
         return max(1, min(largest, most_useful(self.beliefs[name].info, budget)))
 
-    def _solve(self, snapshot: Snapshot, budget: Budget) -> tuple[Best | None, Allocation]:
+    def _solve(self, lines: list[Line], snapshot: Snapshot, budget: Budget) -> tuple[Best | None, Allocation]:
         """The best rate, and the least concurrency and slots that reach it; None while nothing is known."""
         names = [stage.name for stage in snapshot.stages]
         concurrency: dict[str, int | None] = dict.fromkeys(names)
         reasons = dict.fromkeys(names, "open: not measured yet")
-        lines, limits = self._lines(budget), self._limits(budget, budget.cpus)
         if not lines:
             return None, Allocation(concurrency, budget.cpus, reasons=reasons)
-        found = best(lines, limits)
+        found = best(lines, self._limits(budget, budget.cpus))
         lock_seconds = sum(line.lock_seconds for line in lines)
         for line in lines:
             concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, budget)
@@ -259,10 +264,10 @@ class Model:
         return min(budget.cpus, math.ceil(needed * self._spare) + 1)
 
     def _trial(
-        self, snapshot: Snapshot, budget: Budget, found: Best, target: Allocation, changed: bool
+        self, lines: list[Line], found: Best, target: Allocation, snapshot: Snapshot, budget: Budget, changed: bool
     ) -> Allocation | None:
         """The target but for the stage that holds up all others, if something else is worth trying for it."""
-        line = next((line for line in self._lines(budget) if line.name == found.bound), None)
+        line = next((line for line in lines if line.name == found.bound), None)
         if line is None:
             return None
         belief = self.beliefs[line.name]
