@@ -22,6 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from intune._values import CROWDS
+
 SPREAD = 0.5
 """Deviation of a single item's seconds, as a share of their mean, where nothing else is known."""
 
@@ -108,11 +110,24 @@ class StageFit:
             1 + self.deviation(busy)
         )
 
-    def slowdown(self, few: float, many: float) -> tuple[float, float]:
-        """How many seconds a source row longer it takes with many at once than with few, and the deviation of that."""
-        between = _features(many) - _features(few)
-        longer, variance = float(between @ self._allowed_mean()), max(0.0, self._variance(between))
-        return longer * self._scale, math.sqrt(variance) * self._scale
+    def slows(self, few: float, many: float, by: float, deviations: float) -> bool:
+        """Whether it surely takes longer with many at once than with few.
+
+        As no curve falls, it is enough that this is so between two levels in between, where more may be known.
+
+        Args:
+            few: The lower level.
+            many: The upper one.
+            by: Share by which it must take longer.
+            deviations: By how many deviations more than that.
+        """
+        between = (float(crowd) for crowd in CROWDS if few < crowd < many)
+        at = np.array([_features(level) for level in (few, *between, many)])
+        seconds, together = at @ self._allowed_mean(), at @ np.linalg.solve(self._information, at.T)
+        alone = np.diag(together)
+        variance = np.maximum(0.0, alone[:, None] + alone - 2 * together)
+        longer = seconds - seconds[:, None] * (1 + by) - deviations * np.sqrt(variance)
+        return bool(np.triu(longer, 1).max() > 0)
 
     def _variance(self, at: NDArray[np.float64]) -> float:
         return float(at @ np.linalg.solve(self._information, at))

@@ -48,7 +48,7 @@ CROWDED = 0.5
 SLOWS, STILL_SLOWS = 1.25, 1.1
 """How many times as long an item takes when a stage takes all that it may, from which it gets and keeps a limit."""
 
-SURE = 2.0
+SURE = 2.5
 """Deviations by which a slow-down must be above chance for a stage to get a limit."""
 
 MORE_SPARE = 1.5
@@ -164,11 +164,8 @@ class Model:
     def _slows(self, line: Line, rate: float, budget: Budget) -> bool:
         """Whether it surely takes longer with all that it may take than with those that are needed."""
         few, when_open = min(line.need(rate), line.best_within(line.most)), self._open(line.name, budget)
-        longer, deviation = self.beliefs[line.name].fit.slowdown(few, when_open)
-        if line.name in self._slowing:
-            slows = longer >= (STILL_SLOWS - 1) * line.seconds(few)
-        else:
-            slows = longer - SURE * deviation >= (SLOWS - 1) * line.seconds(few)
+        by, sure = (STILL_SLOWS - 1, 0.0) if line.name in self._slowing else (SLOWS - 1, SURE)
+        slows = few < when_open and self.beliefs[line.name].fit.slows(few, when_open, by, sure)
         (self._slowing.add if slows else self._slowing.discard)(line.name)
         return slows
 
