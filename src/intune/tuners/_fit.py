@@ -84,9 +84,13 @@ class StageFit:
         shares = items / items.sum()
         if not self._scale:
             self._scale = float(shares @ seconds)
-        changed = self._has_changed(shares @ at, float(shares @ seconds) / self._scale, float(items.sum()))
+        before = self._surprise
+        self._surprise = self._off(shares @ at, float(shares @ seconds) / self._scale, float(items.sum()))
+        changed = self._surprise * before > 0
         if changed:
             self._start_again(shares @ at, float(shares @ seconds))
+        elif self._surprise:
+            return False  # may be chance
         self._learn(at, seconds / self._scale, items, shares @ at)
         return changed
 
@@ -132,17 +136,13 @@ class StageFit:
     def _variance(self, at: NDArray[np.float64]) -> float:
         return float(at @ np.linalg.solve(self._information, at))
 
-    def _has_changed(self, at: NDArray[np.float64], seconds: float, items: float) -> bool:
-        """Whether a window is the second in a row that is far off on the same side."""
+    def _off(self, at: NDArray[np.float64], seconds: float, items: float) -> float:
+        """By how many deviations a window is off, with its sign; 0 where that is no surprise."""
         level = max(float(at @ self._allowed_mean()), seconds)
         variance = (self._noise**2 + SPREAD**2 / items) * level**2
         off = (seconds - float(at @ self._mean)) / math.sqrt(self._variance(at) + variance * self._misfit)
         self._misfit = min(100.0, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
-        before, self._surprise = self._surprise, off if abs(off) > SURPRISE else 0.0
-        if self._surprise * before <= 0:  # once may be chance
-            return False
-        self._surprise = 0.0
-        return True
+        return off if abs(off) > SURPRISE else 0.0
 
     def _learn(
         self,
@@ -163,6 +163,7 @@ class StageFit:
     def _start_again(self, at: NDArray[np.float64], seconds: float) -> None:
         self._mean = self._allowed_mean()
         self._scale = seconds / max(LEAST_BASE, float(at @ self._mean))
+        self._surprise = 0.0
         self._allowed = None
         self._information = np.diag(PRIOR**-2.0)
         self._misfit = 1.0
