@@ -127,7 +127,7 @@ def test_one_window_with_different_numbers_at_once_gives_the_curve() -> None:
 def test_a_stage_that_slows_down_twentyfold_is_understood_at_once() -> None:
     steep = fit()
     steep.observe([Point(1.0, 3, 0.15), Point(2.0, 7, 0.14)])
-    steep.observe([Point(8.0, 3, 2.3)])
+    steep.observe([Point(8.0, 8, 2.3)])
     assert seconds(steep, 8) == pytest.approx(2.3, rel=0.5)
     assert steep.slows(2, 32, 0.25, 2.5)
 

@@ -102,7 +102,7 @@ class Model:
         lines = self._lines(budget)
         found, target = self._solve(lines, snapshot, budget)
         if ramped:
-            return _at_most(target, ramped)
+            return _at_most(target, ramped, budget)
         if found is None:
             return target
         if tried := self._trial(lines, found, target, snapshot, budget, bool(changed)):
@@ -297,15 +297,15 @@ def _too_much(given: int, wanted: int) -> bool:
     return given > wanted + max(1, wanted // 2)
 
 
-def _at_most(target: Allocation, levels: Mapping[str, int]) -> Allocation:
-    """The target, but for stages that may have no more than this."""
+def _at_most(target: Allocation, levels: Mapping[str, int], budget: Budget) -> Allocation:
+    """The target, but for stages that may have no more than this; on all CPUs, as not all is known yet."""
     concurrency, reasons = dict(target.concurrency), dict(target.reasons)
     for name, level in levels.items():
         wanted = concurrency[name]
         if wanted is None or level < wanted:
             concurrency[name] = level
             reasons[name] = f"{level} at first, then more: it shows how the stage scales"
-    return replace(target, concurrency=concurrency, reasons=reasons)
+    return replace(target, concurrency=concurrency, slots=budget.cpus, reasons=reasons)
 
 
 def _said(found: Best) -> str:
