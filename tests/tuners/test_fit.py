@@ -160,3 +160,17 @@ def test_what_is_forgotten_does_not_depend_on_how_many_points_a_window_has() -> 
         together.observe([Point(4.0, 1000, 0.02)])
         apart.observe([Point(4.0, 100, 0.02)] * 10)
     assert apart.deviation(4.0) == pytest.approx(together.deviation(4.0), rel=0.6)
+
+
+@pytest.mark.slow
+def test_after_hours_a_stage_whose_shape_changes_is_still_followed() -> None:
+    draw, old = random.Random(5), fit()
+
+    def watch(windows: int, bend: float) -> None:
+        for _ in range(windows):
+            wall = [bent(busy, bend=bend) * draw.uniform(0.9, 1.1) for busy in range(1, 6)]
+            old.observe([Point(float(place + 1), 50, each) for place, each in enumerate(wall)])
+
+    watch(5_000, 1 / 400)
+    watch(200, 1 / 20)
+    assert seconds(old, 5) == pytest.approx(bent(5, bend=1 / 20), rel=0.1)

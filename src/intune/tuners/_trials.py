@@ -26,10 +26,11 @@ TRY_LESS = 4
 
 
 class Ramp:
-    """Gives each stage few at once, then more each time that it has finished as many items as that, then all.
+    """Gives each stage few at once, then more each time that it has finished half as many items as that, then all.
 
     A stage that hinders itself would go deep into that at once otherwise, and hardly anything would be finished to
-    learn from. Who finishes nothing gets no more: it has nothing to do, or has just that difficulty. A stage that was found to have changed goes through it again, from half of what it was busy on.
+    learn from. Who finishes nothing gets no more: it has nothing to do, or has just that difficulty. A stage that was
+    found to have changed goes through it again, from half of what it was busy on.
     """
 
     FIRST = 1 / 8

@@ -7,8 +7,9 @@ and how much of them holds the interpreter lock follows what each stage could do
 lock (neither running nor waiting for a CPU while the probe finds the lock held) is taken out of it, as it isn't the
 stage's own: the lock is a limit of its own, shared by all.
 
-*Only what is beyond chance* counts: a stage slows down for this tuner if it would take a quarter longer with all that it
-may take, and that by two deviations more than nothing. All others are taken to be flat. So noise moves nothing.
+*Only what is beyond chance* counts: a stage slows down, for this tuner, if it surely takes a quarter longer with some
+of the numbers that it may come to than with those that it needs. All others are taken to be flat. So noise moves
+nothing.
 
 *What follows* (`_plan`): the rate of any allocation, and the best rate with the least concurrency that reaches it. A
 limit is given to a stage only where it helps: the stage slows down, holds the lock (more threads would only wait for
@@ -16,12 +17,12 @@ it), runs in processes (which cost memory), or waits and needs more than its sha
 open, as shared slots go where they are needed by themselves. A training loop that takes less than the CPUs could give
 gets fewer slots, and more again if it ever waits for it.
 
-*Trying out* (`_trials`) comes second: watching says nothing of levels that were never allowed, so each stage begins with
-few at once and gets more as it finishes items; one that was found to have changed does so again. And the stage that
-holds up all others gets a little more or less for one decision while that might well be faster, ever more seldom.
+*Trying out* (`_trials`) comes second: watching says nothing of levels that were never allowed, so each stage begins
+with few at once and gets more as it finishes items; one that was found to have changed does so again. And the stage
+that holds up all others gets a little more or less for one decision while that might well be faster, ever more seldom.
 
-*Steadiness.* What is in force stays while it is predicted to be within 3 % of the best, holds little more than is needed
-and has no limit without a reason; a limit stays while its stage slows down at all.
+*Steadiness.* What is in force stays while it is predicted to be within 3 % of the best, holds little more than is
+needed and has no limit without a reason; a limit stays while its stage slows down at all.
 
 Not modelled: that memory bandwidth is shared between stages; windows of order and batches that are cut from many
 items; items in flight, whose bytes are bounded elsewhere. A training loop that computes on the same CPUs takes its
@@ -109,7 +110,7 @@ class Model:
             return tried
         now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
         reached = self._rate(lines, now, budget) / found.rate if found.rate > 0 else 1.0
-        if reached >= self._keep and not self._differs(now, target, budget):
+        if reached >= self._keep and not self._differs(now, target, snapshot, budget):
             stays = as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
             return replace(stays, slots=now.slots)
         return target
@@ -279,9 +280,11 @@ class Model:
             reasons={**target.reasons, line.name: reason},
         )
 
-    def _differs(self, now: Allocation, target: Allocation, budget: Budget) -> bool:
-        """Whether what is in force holds much more than is wanted, or has limits where none are."""
+    def _differs(self, now: Allocation, target: Allocation, snapshot: Snapshot, budget: Budget) -> bool:
+        """Whether what is in force holds much more than is wanted, or has limits where none are, or is too little."""
         if _too_much(now.slots, target.slots):
+            return True
+        if now.slots < target.slots and snapshot.consumer.wait_share > STARVED:
             return True
         for name, wanted in target.concurrency.items():
             given = now.concurrency[name]
