@@ -36,9 +36,6 @@ PRIOR = np.array([1.0, 1.0, 0.3])
 EDGES = tuple(np.array([False, *zero]) for zero in ((False, True), (True, False), (True, True)))
 """Which of base, slope and bend are 0 at the edges of what is allowed."""
 
-LASTS = 0.9997
-"""What all that is known is multiplied by with each window: even after hours a stage is not known beyond doubt."""
-
 LEAST_BASE = 0.02
 """Share of the first seconds seen below which the base is not taken to be: an item does something even alone."""
 
@@ -154,11 +151,10 @@ class StageFit:
     ) -> None:
         levels = np.maximum(at @ self._allowed_mean(), seconds)
         weights = 1 / ((self._noise**2 + SPREAD**2 / items) * levels**2 * self._misfit)
-        lasting = LASTS * self._information + (1 - LASTS) * np.diag(PRIOR**-2.0)
-        known = lasting @ middle
+        known = self._information @ middle
         fading = (1 - self._forgetting) / float(middle @ known)
         weighted = at.T * weights
-        self._information = lasting - fading * np.outer(known, known) + weighted @ at
+        self._information = self._information - fading * np.outer(known, known) + weighted @ at
         self._mean = self._mean + np.linalg.solve(self._information, weighted @ (seconds - at @ self._mean))
         self._allowed = self._curve = None
 
