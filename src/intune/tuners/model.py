@@ -67,7 +67,7 @@ class Model:
         margin: Concurrency beyond the need for variability, as a share of the need.
         keep: Share of the best predicted rate from which on what is in force stays.
         try_every: Decisions at least between two trials; four times as many after each further one, until a stage
-            is found to have changed. 0 = no trials.
+            is found to have changed. 0 = no trials, and stages do not begin with few at once either.
         least_items: Completions below which a stage's window teaches nothing.
         noise: Deviation of a window's seconds as a share, however many items it has.
     """
@@ -92,7 +92,7 @@ class Model:
         self._learnt = Beliefs(forgetting, noise, least_items)
         self._trials = Trials(try_every, 1 / keep)
         self._ramp = Ramp() if try_every else None
-        self._slowing: set[str] = set()  # stages that have a limit as they slow down
+        self._slowing: set[str] = set()  # stages that were last found to slow down
         self._spare = 1 + 2 * margin  # slots for one that is needed while the training loop takes no more
         self._last: Snapshot | None = None
 
@@ -101,11 +101,14 @@ class Model:
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         lines = self._lines(budget)
-        found, target = self._solve(lines, snapshot, budget)
+        if not lines:
+            return _at_most(_all_open(snapshot, budget), ramped, budget)
+        self._slowing = {line.name for line in lines if line.slows}
+        found = best(lines, self._limits(budget, budget.cpus))
+        self._learn_spare(found, snapshot, budget)
+        target = self._solve(lines, found, snapshot, budget)
         if ramped:
             return _at_most(target, ramped, budget)
-        if found is None:
-            return target
         if tried := self._trial(lines, found, target, snapshot, budget, bool(changed)):
             return tried
         now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
@@ -142,7 +145,9 @@ class Model:
         """
         if self._last is None:
             raise PipelineError("no window was seen yet: call update(snapshot) first")
-        return self._solve(self._lines(budget), self._last, budget)[1]
+        if not (lines := self._lines(budget)):
+            return _all_open(self._last, budget)
+        return self._solve(lines, best(lines, self._limits(budget, budget.cpus)), self._last, budget)
 
     @property
     def deviation(self) -> Mapping[str, float]:
@@ -166,9 +171,7 @@ class Model:
         """Whether it surely takes longer with all that it may take than with those that are needed."""
         few, when_open = min(line.need(rate), line.best_within(line.most)), self._open(line.name, budget)
         by, sure = (STILL_SLOWS - 1, 0.0) if line.name in self._slowing else (SLOWS - 1, SURE)
-        slows = few < when_open and self.beliefs[line.name].fit.slows(few, when_open, by, sure)
-        (self._slowing.add if slows else self._slowing.discard)(line.name)
-        return slows
+        return few < when_open and self.beliefs[line.name].fit.slows(few, when_open, by, sure)
 
     def _flat(self, line: Line) -> Line:
         return replace(line, base=line.seconds(self.beliefs[line.name].busy), slope=0.0, bend=0.0)
@@ -218,18 +221,14 @@ class Model:
         largest = self._open(name, budget) if concurrency is None else concurrency
         return max(1, min(largest, most_useful(self.beliefs[name].info, budget)))
 
-    def _solve(self, lines: list[Line], snapshot: Snapshot, budget: Budget) -> tuple[Best | None, Allocation]:
-        """The best rate, and the least concurrency and slots that reach it; None while nothing is known."""
-        names = [stage.name for stage in snapshot.stages]
-        concurrency: dict[str, int | None] = dict.fromkeys(names)
-        reasons = dict.fromkeys(names, "open: not measured yet")
-        if not lines:
-            return None, Allocation(concurrency, budget.cpus, reasons=reasons)
-        found = best(lines, self._limits(budget, budget.cpus))
+    def _solve(self, lines: list[Line], found: Best, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """The least concurrency and slots that reach the best rate."""
+        unknown = _all_open(snapshot, budget)
+        concurrency, reasons = dict(unknown.concurrency), dict(unknown.reasons)
         lock_seconds = sum(line.lock_seconds for line in lines)
         for line in lines:
             concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, budget)
-        return found, Allocation(concurrency, self._slots(lines, found, snapshot, budget), reasons=reasons)
+        return Allocation(concurrency, self._slots(lines, found, budget), reasons=reasons)
 
     def _limit(self, line: Line, found: Best, lock_seconds: float, budget: Budget) -> tuple[int | None, str]:
         """The concurrency of a stage, and why."""
@@ -240,7 +239,7 @@ class Model:
             # None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
             margin = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
             return enough(line, found.rate, margin), f"{busy}; each process more costs memory"
-        if line.name in self._slowing:
+        if line.slows:
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
             return wanted, f"slows down with concurrency: {said}, {line.seconds(when_open) * 1e3:.3g} at {when_open}"
@@ -252,12 +251,16 @@ class Model:
             return wanted, f"{busy}, more than its share of the threads"
         return None, f"open: {busy}, a limit would not help"
 
-    def _slots(self, lines: list[Line], found: Best, snapshot: Snapshot, budget: Budget) -> int:
+    def _learn_spare(self, found: Best, snapshot: Snapshot, budget: Budget) -> None:
+        """Spare more slots once a training loop had to wait that was thought to take no more."""
+        waited = snapshot.allocation.slots < budget.cpus and snapshot.consumer.wait_share > STARVED
+        if found.bound == "trainer" and waited:
+            self._spare *= MORE_SPARE
+
+    def _slots(self, lines: list[Line], found: Best, budget: Budget) -> int:
         """The CPU slots that are wanted: all, or what a slow training loop needs and some to spare."""
         if found.bound != "trainer":
             return budget.cpus
-        if snapshot.allocation.slots < budget.cpus and snapshot.consumer.wait_share > STARVED:
-            self._spare *= MORE_SPARE
         needed = sum(line.need(found.rate) for line in lines if line.holds_slot)
         return min(budget.cpus, math.ceil(needed * self._spare) + 1)
 
@@ -298,6 +301,11 @@ class Model:
 def _too_much(given: int, wanted: int) -> bool:
     """More than half as much again, and more than one more."""
     return given > wanted + max(1, wanted // 2)
+
+
+def _all_open(snapshot: Snapshot, budget: Budget) -> Allocation:
+    names = [stage.name for stage in snapshot.stages]
+    return Allocation(dict.fromkeys(names), budget.cpus, reasons=dict.fromkeys(names, "open: not measured yet"))
 
 
 def _at_most(target: Allocation, levels: Mapping[str, int], budget: Budget) -> Allocation:
