@@ -132,7 +132,7 @@ def test_the_same_figures_lead_to_rest_within_the_budget(
     tuner = Tabular(explore=0.0) if name == "tabular" else TUNERS[name]()
     workload = ScriptedWorkload([stage.info for stage in seen.stages], [seen])
     budget, names = Budget(cpus, memory_bytes=memory), [stage.name for stage in seen.stages]
-    for _ in range(60):
+    for _ in range(80):
         proposal = check_complete(tuner.propose(workload.snapshot(), budget), names)
         assert proposal.slots <= cpus
         assert set(proposal.reasons) == set(names)
@@ -144,6 +144,6 @@ def test_the_same_figures_lead_to_rest_within_the_budget(
         return  # it goes on trying what it has not tried yet
     last = [(dict(each.concurrency), each.slots) for each in workload.applied]
     if name == "model":
-        # A trial that figures do not answer to comes ever less often: three of them, and the way back from each.
-        assert sum(before != after for before, after in pairwise(last)) <= 8
+        # All have ramped up, and a trial that figures do not answer to comes ever less often: two, and the ways back.
+        assert sum(before != after for before, after in pairwise(last[12:])) <= 4
     assert last[-1] == last[-3]

@@ -52,9 +52,6 @@ SLOWS, STILL_SLOWS = 1.25, 1.1
 SURE = 2.5
 """Deviations by which a slow-down must be above chance for a stage to get a limit."""
 
-MORE_SPARE = 1.5
-"""By how much more is spared once a training loop that was thought to take no more had to wait."""
-
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
 
@@ -93,7 +90,7 @@ class Model:
         self._trials = Trials(try_every, 1 / keep)
         self._ramp = Ramp() if try_every else None
         self._slowing: set[str] = set()  # stages that were last found to slow down
-        self._spare = 1 + 2 * margin  # slots for one that is needed while the training loop takes no more
+        self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
@@ -105,7 +102,7 @@ class Model:
             return _at_most(_all_open(snapshot, budget), ramped, budget)
         self._slowing = {line.name for line in lines if line.slows}
         found = best(lines, self._limits(budget, budget.cpus))
-        self._learn_spare(found, snapshot, budget)
+        self._learn_slots(found, snapshot, budget)
         target = self._solve(lines, found, snapshot, budget)
         if ramped:
             return _at_most(target, ramped, budget)
@@ -251,18 +248,20 @@ class Model:
             return wanted, f"{busy}, more than its share of the threads"
         return None, f"open: {busy}, a limit would not help"
 
-    def _learn_spare(self, found: Best, snapshot: Snapshot, budget: Budget) -> None:
-        """Spare more slots once a training loop had to wait that was thought to take no more."""
-        waited = snapshot.allocation.slots < budget.cpus and snapshot.consumer.wait_share > STARVED
-        if found.bound == "trainer" and waited:
-            self._spare *= MORE_SPARE
+    def _learn_slots(self, found: Best, snapshot: Snapshot, budget: Budget) -> None:
+        """A training loop that had to wait though it was thought to take no more needs twice the slots."""
+        slots = snapshot.allocation.slots
+        if found.bound != "trainer":
+            self._least_slots = 1
+        elif slots < budget.cpus and snapshot.consumer.wait_share > STARVED:
+            self._least_slots = 2 * slots
 
     def _slots(self, lines: list[Line], found: Best, budget: Budget) -> int:
         """The CPU slots that are wanted: all, or what a slow training loop needs and some to spare."""
         if found.bound != "trainer":
             return budget.cpus
         needed = sum(line.need(found.rate) for line in lines if line.holds_slot)
-        return min(budget.cpus, math.ceil(needed * self._spare) + 1)
+        return min(budget.cpus, max(self._least_slots, math.ceil(needed * (1 + 2 * self._margin)) + 1))
 
     def _trial(
         self, lines: list[Line], found: Best, target: Allocation, snapshot: Snapshot, budget: Budget, changed: bool
