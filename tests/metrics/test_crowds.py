@@ -52,6 +52,12 @@ class TestCrowds:
             crowds.add(at_once, items, seconds)
         assert crowds.since(Crowds()) == ((1, 2, 0.2), (6, 3, pytest.approx(1 / 3)), (64, 1, 9.0))
 
+    def test_a_number_that_is_whole_but_for_the_gaps_between_items_counts_as_whole(self) -> None:
+        crowds = Crowds()
+        for at_once in (2.9999, 2.9, 2.8):
+            crowds.add(at_once, 1, 0.1)
+        assert [row[:2] for row in crowds.since(Crowds())] == [(2, 1), (3, 2)]
+
     def test_a_window_has_only_what_was_added_in_it(self) -> None:
         crowds = Crowds()
         crowds.add(2.0, 3, 3.0)

@@ -33,9 +33,10 @@ def pipeline(**work: Any) -> list[PlantStage]:
 
 
 def settled(tuner: Tuner, plant: Plant) -> tuple[float, int]:
-    """Rows a second after 20 decisions, and the sum of all concurrencies (open: the slots)."""
+    """Rows a second after 20 decisions, and the sum of all concurrencies (open: the slots in force)."""
     applied, rates = run(tuner, plant, 30)
-    return sum(rates[20:]) / len(rates[20:]), sum(value or plant.cpus for value in applied[-1].concurrency.values())
+    last = applied[-1]
+    return sum(rates[20:]) / len(rates[20:]), sum(value or last.slots for value in last.concurrency.values())
 
 
 @pytest.mark.parametrize("name", TUNERS)
@@ -67,7 +68,7 @@ def test_nobody_passes_the_interpreter_lock_and_they_hold_more_or_less(name: str
 
 @pytest.mark.parametrize(
     ("name", "held"),
-    [("climb", 11), ("max-parallelism", 24), ("stage-based", 4), ("plumber", 9), ("threshold", 12), ("model", 7)],
+    [("climb", 11), ("max-parallelism", 24), ("stage-based", 4), ("plumber", 9), ("threshold", 12), ("model", 15)],
 )
 def test_a_slow_training_loop_is_fed_by_all_with_more_or_less(name: str, held: int) -> None:
     rate, total = settled(TUNERS[name](), Plant(pipeline(), trainer=1 / 80))
@@ -131,7 +132,7 @@ def test_the_same_figures_lead_to_rest_within_the_budget(
     tuner = Tabular(explore=0.0) if name == "tabular" else TUNERS[name]()
     workload = ScriptedWorkload([stage.info for stage in seen.stages], [seen])
     budget, names = Budget(cpus, memory_bytes=memory), [stage.name for stage in seen.stages]
-    for _ in range(60):
+    for _ in range(80):
         proposal = check_complete(tuner.propose(workload.snapshot(), budget), names)
         assert proposal.slots <= cpus
         assert set(proposal.reasons) == set(names)
@@ -143,6 +144,6 @@ def test_the_same_figures_lead_to_rest_within_the_budget(
         return  # it goes on trying what it has not tried yet
     last = [(dict(each.concurrency), each.slots) for each in workload.applied]
     if name == "model":
-        # A trial that figures do not answer to comes ever less often: three of them, and the way back from each.
-        assert sum(before != after for before, after in pairwise(last)) <= 8
+        # All have ramped up, and a trial that figures do not answer to comes ever less often: two, and the ways back.
+        assert sum(before != after for before, after in pairwise(last[12:])) <= 4
     assert last[-1] == last[-3]

@@ -87,4 +87,23 @@ def test_a_stage_that_changes_is_reported() -> None:
     for _ in range(5):
         beliefs.learn(window(stage("a", 4.0, 1.0)))
     slower = window(replace(stage("a", 4.0, 1.0), wall_seconds_mean=0.2, cpu_seconds_mean=0.2))
-    assert [beliefs.learn(slower) for _ in range(3)] == [False, True, False]
+    assert [beliefs.learn(slower) for _ in range(3)] == [set(), {"a"}, set()]
+
+
+def test_each_number_at_once_is_a_point_of_the_curve() -> None:
+    crowds = ((1, 50, 0.04), (4, 50, 0.12))
+    belief = learnt(replace(stage("a", 2.0, 1.0), wall_seconds_by_crowd=crowds)).stages["a"]
+    base, slope, bend = belief.fit.curve
+    assert base == pytest.approx(0.02, rel=0.1)
+    assert base + 3 * slope + 12 * bend == pytest.approx(0.06, rel=0.1)
+
+
+def test_what_threads_lose_to_the_lock_is_no_slowness_of_their_own() -> None:
+    crowds = ((4, 100, 0.08),)
+    belief = learnt(replace(stage("py", 4.0, 0.25), wall_seconds_by_crowd=crowds)).stages["py"]
+    assert belief.fit.curve[0] == pytest.approx(0.01)
+
+
+def test_stages_that_start_processes_teach_too() -> None:
+    starts = replace(stage("a", 1.0, 1.0, executor="process"), processes_live=1, processes_starting=1)
+    assert learnt(starts).stages["a"].fit.curve[0] == pytest.approx(0.04)

@@ -77,13 +77,16 @@ class Crowds:
 
     __slots__ = ("counts", "seconds")
 
+    GAPS = 0.05
+    """Share by which a mean falls short of a crowd that is whole but for the gaps between one item and the next."""
+
     def __init__(self) -> None:
         self.counts = [0] * len(CROWDS)
         self.seconds = [0.0] * len(CROWDS)
 
     def add(self, at_once: float, items: int, seconds: float) -> None:
         """Items that took so many seconds in all."""
-        place = max(0, bisect.bisect_right(CROWDS, at_once) - 1)
+        place = max(0, bisect.bisect_right(CROWDS, at_once * (1 + self.GAPS)) - 1)
         self.counts[place] += items
         self.seconds[place] += seconds
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from intune._values import Snapshot, StageInfo, StageSnapshot
-from intune.tuners._fit import StageFit
+from intune.tuners._fit import Point, StageFit
 from intune.tuners._rows import cpu_per_row, trainer_per_row, wall_per_row
 
 LOCK_FREE_SECONDS, LOCK_HELD_SECONDS = 3e-4, 2e-3
@@ -15,9 +15,6 @@ CONTENDS = 0.1
 
 NEWEST = 0.3
 """Weight of the newest window in running means."""
-
-WAITING_SPAN = 16
-"""Items at once that a stage that waits is first thought of."""
 
 MOST_BUSY = 1024.0
 """More items at once than any stage has: what a window too short to be true says is cut to it."""
@@ -64,39 +61,40 @@ class Beliefs:
         self.stages: dict[str, Belief] = {}
         self.trainer_seconds: float | None = None
 
-    def learn(self, snapshot: Snapshot) -> bool:
+    def learn(self, snapshot: Snapshot) -> frozenset[str]:
         """Learn from a window.
 
         Returns:
-            Whether a stage was found to have changed.
+            The stages that were found to have changed.
         """
-        if not snapshot.warm or snapshot.window_seconds <= 0:
-            return False
+        if snapshot.window_seconds <= 0:
+            return frozenset()
         own = trainer_per_row(snapshot)
         if own is not None:
             self.trainer_seconds = _mean(self.trainer_seconds, own)
         contention = _lock_contention(snapshot)
         lost = {stage.name: _lost_share(stage) * contention for stage in snapshot.stages}
-        changed = [self._learn_stage(stage, snapshot, lost[stage.name]) for stage in snapshot.stages]
+        changed = [stage.name for stage in snapshot.stages if self._learn_stage(stage, snapshot, lost[stage.name])]
         self._learn_lock(snapshot, lost)
-        return any(changed)
+        return frozenset(changed)
 
     def _learn_stage(self, stage: StageSnapshot, snapshot: Snapshot, lost_share: float) -> bool:
         seconds, cpu = wall_per_row(stage), cpu_per_row(stage)
-        if seconds is None or stage.items_out < self._least_items or stage.processes_starting:
+        if seconds is None or stage.items_out < self._least_items:
             return False
         belief = self.stages.get(stage.name)
         if belief is None:
-            span = WAITING_SPAN if stage.info.waits else max(snapshot.machine.cpus, snapshot.allocation.slots)
-            fit = StageFit(span, forgetting=self._forgetting, noise=self._noise)
+            fit = StageFit(forgetting=self._forgetting, noise=self._noise)
             belief = self.stages[stage.name] = Belief(stage.info, fit)
         belief.info = stage.info
-        belief.busy = min(stage.busy_seconds / snapshot.window_seconds, MOST_BUSY)
+        belief.busy = min(stage.in_hand_mean or stage.busy_seconds / snapshot.window_seconds, MOST_BUSY)
         belief.saturated = stage.saturated_concurrency
         belief.process_bytes = stage.process_resident_bytes or belief.process_bytes
         if cpu is not None:
             belief.cpu_seconds = _mean(belief.cpu_seconds, min(cpu, seconds))
-        return belief.fit.observe(belief.busy, seconds * (1 - lost_share), stage.items_out)
+        own = (1 - lost_share) / (stage.source_rows_per_item or 1.0)
+        points = [Point(crowd, items, wall * own) for crowd, items, wall in stage.wall_seconds_by_crowd]
+        return belief.fit.observe(points or [Point(belief.busy, stage.items_out, seconds * (1 - lost_share))])
 
     def _learn_lock(self, snapshot: Snapshot, lost: Mapping[str, float]) -> None:
         """How much of their CPU time stages on threads hold the interpreter lock.

@@ -52,6 +52,11 @@ class Line:
         return busy / self.seconds(busy)
 
     @property
+    def slows(self) -> bool:
+        """Whether it takes longer with more items at once."""
+        return self.slope > 0 or self.bend > 0
+
+    @property
     def peak(self) -> float:
         """Items at once, at least 1, beyond which the rate falls; infinite where it never does."""
         if self.slope >= self.base:

@@ -1,34 +1,82 @@
-"""When to try out another concurrency for one decision, and which.
+"""When a stage is given another concurrency in order to learn, and which.
 
-At one level alone a slow stage cannot be told from one that hinders itself. A trial costs part of a window, so it is
-made only while the training loop waits, for a stage that fills slots (or waits, without a limit) and whose seconds at
-half its level are uncertain, or that works at its limit and of which more has become uncertain, since it changed.
+How items take longer the more there are at once shows by itself, as that number varies, but only up to what was ever
+allowed. So each stage begins with few at once (`Ramp`), and where the stage that holds up all others might be faster
+with a few more or less, that is tried for one decision (`Trials`).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from intune._values import Allocation, Budget, Snapshot
+from intune._values import Budget, Snapshot
 from intune.tuners._beliefs import Belief
-from intune.tuners._rows import as_before, in_force, most_useful
+from intune.tuners._plan import Line
+from intune.tuners._rows import most_useful
 
-AT_LIMIT = 0.85
-"""Share of its concurrency that a stage is busy on from which it would take more."""
-
-LEAST_LEVEL = 1.5
-"""Items at once of which half can tell anything."""
-
-FULL = 0.75
-"""Share of the slots that must be in use for half of them to lower any stage."""
+MOST_AT_ONCE = 3
+"""With fewer CPUs than this there is nothing to find out."""
 
 STARVED = 0.05
 """Share of waiting of the training loop from which more is wanted at all."""
 
+LEAST_LEVEL = 1.5
+"""Items at once of which half can tell anything."""
+
 TRY_LESS = 4
 """By how much longer the pause between trials gets with each of them."""
 
-UNSURE = 0.25
-"""Deviation of a stage's seconds at another level, as a share, from which trying that out is worth its cost."""
+
+class Ramp:
+    """Gives each stage few at once, then more each time that it has finished half as many items as that, then all.
+
+    A stage that hinders itself would go deep into that at once otherwise, and hardly anything would be finished to
+    learn from. Who finishes nothing gets no more: it has nothing to do, or has just that difficulty. A stage that was
+    found to have changed goes through it again, from half of what it was busy on.
+    """
+
+    FIRST = 1 / 8
+    """Share of what is useful that a stage begins with."""
+
+    GROWTH = 4
+    """By how much more it gets each time."""
+
+    def __init__(self) -> None:
+        self._levels: dict[str, int] | None = None
+        self._finished: dict[str, int] = {}  # since it has its present level
+
+    def levels(
+        self, snapshot: Snapshot, budget: Budget, beliefs: Mapping[str, Belief], changed: frozenset[str]
+    ) -> dict[str, int]:
+        """The most at once of each stage that has not come through it yet.
+
+        Args:
+            snapshot: The window just ended.
+            budget: What may be used.
+            beliefs: By stage, what is known of it.
+            changed: The stages that were found to have changed.
+        """
+        if budget.cpus < MOST_AT_ONCE:
+            self._levels = {}
+        elif self._levels is None:
+            useful = {stage.name: most_useful(stage.info, budget) for stage in snapshot.stages}
+            self._levels = {name: max(1, round(self.FIRST * most)) for name, most in useful.items() if most > 1}
+        else:
+            for stage in snapshot.stages:
+                if stage.name in self._levels:
+                    self._raise(stage.name, stage.items_out, most_useful(stage.info, budget))
+            for belief in (beliefs[name] for name in changed if snapshot.consumer.wait_share > STARVED):
+                # Processes that will be wanted again at once are not ended.
+                if belief.busy >= LEAST_LEVEL and belief.info.executor == "thread":
+                    self._levels[belief.info.name] = max(1, round(belief.busy / 2))
+        return dict(self._levels)
+
+    def _raise(self, name: str, finished: int, most: int) -> None:
+        assert self._levels is not None
+        self._finished[name] = self._finished.get(name, 0) + finished
+        if 2 * self._finished[name] >= self._levels[name]:
+            self._finished[name] = 0
+            self._levels[name] *= self.GROWTH
+            if self._levels[name] >= most:
+                del self._levels[name]
 
 
 class Trials:
@@ -36,65 +84,34 @@ class Trials:
 
     Args:
         every: Decisions at least between two; four times as many after each further one. 0 = none at all.
+        worth: By what factor its rate might be larger for a level to be worth trying.
     """
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, worth: float) -> None:
         self._every = self._pause = every
-        self._since: int | None = None  # None = none yet
+        self._worth = worth
+        self._since = 0
 
-    def levels(
-        self, beliefs: Mapping[str, Belief], snapshot: Snapshot, budget: Budget, changed: bool
-    ) -> dict[str, int]:
-        """The stages for which a trial is due, and the level that each would come to.
+    def level(self, belief: Belief, line: Line, now: int, snapshot: Snapshot, changed: bool) -> int | None:
+        """What the stage that holds up all others is to be tried at; None = there is nothing to find out now.
 
         Args:
-            beliefs: By stage, what is known of it.
+            belief: What is known of the stage.
+            line: The same, as far as rates go.
+            now: What it has.
             snapshot: The window just ended.
-            budget: What may be used.
             changed: Whether a stage was found to have changed: then trials may pay again.
         """
         if changed:
             self._pause = self._every
-        if self._since is not None:
-            self._since += 1
-        due = self._since is None or self._since > self._pause
-        if not self._every or not due or snapshot.consumer.wait_share <= STARVED or budget.cpus < 2:
-            return {}
-        busy = sum(belief.busy for belief in beliefs.values() if not belief.info.waits)
-        full, now = busy >= FULL * snapshot.allocation.slots, in_force(snapshot)
-        wanted = {name: _level(belief, now.get(name), full, budget) for name, belief in beliefs.items()}
-        found = {name: level for name, level in wanted.items() if level and beliefs[name].fit.deviation(level) > UNSURE}
-        if found:
-            self._pause *= 1 if self._since is None else TRY_LESS
-            self._since = 0
-        return found
-
-
-def trial(levels: Mapping[str, int], beliefs: Mapping[str, Belief], snapshot: Snapshot, budget: Budget) -> Allocation:
-    """What is in force but for the stages that are tried out.
-
-    Processes that will be wanted again at once are not ended: a stage that runs in them gets half the slots.
-    """
-    before = as_before(snapshot, budget, "others are tried out")
-    concurrency, reasons, slots = dict(before.concurrency), dict(before.reasons), budget.cpus
-    for name, level in levels.items():
-        belief = beliefs[name]
-        reasons[name] = f"a trial at {level} instead of {belief.busy:.1f}: does it slow down with concurrency?"
-        if belief.info.executor == "process" and level < belief.busy:
-            slots = max(1, budget.cpus // 2)
-        else:
-            concurrency[name] = level
-    for name, belief in beliefs.items():
-        if belief.info.executor == "process" and concurrency[name] is None:
-            concurrency[name] = most_useful(belief.info, budget)
-    return replace(before, concurrency=concurrency, slots=slots, reasons=reasons)
-
-
-def _level(belief: Belief, limit: int | None, full: bool, budget: Budget) -> int | None:
-    """Where a stage would be tried out, whatever is known of it; None = nowhere."""
-    most = most_useful(belief.info, budget)
-    if limit is not None and limit < most and belief.busy >= AT_LIMIT * limit:
-        return min(most, 2 * limit)
-    reacts = limit is None if belief.info.waits else full
-    half = max(1, round(belief.busy / 2))
-    return half if reacts and belief.busy >= LEAST_LEVEL and half < most else None
+        self._since += 1
+        if not self._every or self._since <= self._pause or snapshot.consumer.wait_share <= STARVED:
+            return None
+        step = max(1, now // 4)
+        levels = [level for level in (now + step, now - step) if 1 <= level <= line.most]
+        hoped = {level: level / belief.fit.at_least(level) for level in levels}
+        if not hoped or max(hoped.values()) < self._worth * line.rate(now):
+            return None
+        self._pause *= TRY_LESS
+        self._since = 0
+        return max(hoped, key=lambda level: hoped[level])

@@ -1,37 +1,44 @@
-"""A model of the pipeline, fitted while it runs, and the allocation that is best by it.
+"""A model of the pipeline, learnt by watching it run, and the allocation that is best by it.
 
-*What is learnt of each stage* (`_fit`, `_beliefs`): the wall seconds a source row as a curve over the items at once;
-CPU seconds; how much of them holds the interpreter lock. What threads lose to the lock (neither running nor waiting
-for a CPU while the probe finds the lock held) is taken out of the curve, as it isn't the stage's own: the lock is a
-limit of its own, shared by all. Windows that are not warm, stages with few completions and those that start processes
-teach nothing.
+*Watching* (`_beliefs`, `_fit`): how many items a stage works on at once goes up and down all the time, whatever the
+limits are, and each window says how long items took beside how many others. So which stages slow down by their own
+concurrency, and by how much, is a regression on windows of a pipeline that nobody touched. From it and from CPU seconds
+and how much of them holds the interpreter lock follows what each stage could do at any level. What threads lose to the
+lock (neither running nor waiting for a CPU while the probe finds the lock held) is taken out of it, as it isn't the
+stage's own: the lock is a limit of its own, shared by all.
+
+*Only what is beyond chance* counts: a stage slows down, for this tuner, if it surely takes a quarter longer with some
+of the numbers that it may come to than with those that it needs. All others are taken to be flat. So noise moves
+nothing.
 
 *What follows* (`_plan`): the rate of any allocation, and the best rate with the least concurrency that reaches it. A
-limit is given to a stage only where it helps: the stage slows down with concurrency, holds the lock (more threads
-would only wait for it), runs in processes (which cost memory), waits and needs more than its share of the threads, or
-has far more than a slow training loop needs. All others stay open, as shared slots go where they are needed by
-themselves.
+limit is given to a stage only where it helps: the stage slows down, holds the lock (more threads would only wait for
+it), runs in processes (which cost memory), or waits and needs more than its share of the threads. All others stay
+open, as shared slots go where they are needed by themselves. A training loop that takes less than the CPUs could give
+gets fewer slots, and more again if it ever waits for it.
 
-*Trying out* (`_trials`): while the training loop waits, stages of which other levels are uncertain are tried at half
-their level for one decision, or at twice that where they work at their limit. Further trials come ever less often,
-until a stage changes.
+*Trying out* (`_trials`) comes second: watching says nothing of levels that were never allowed, so each stage begins
+with few at once and gets more as it finishes items; one that was found to have changed does so again. And the stage
+that holds up all others gets a little more or less for one decision while that might well be faster, ever more seldom.
 
-*Steadiness.* What is in force stays while it is predicted to be within 3 % of the best and to hold little more than
-is needed.
+*Steadiness.* What is in force stays while it is predicted to be within 3 % of the best, holds little more than is
+needed and has no limit without a reason; a limit stays while its stage slows down at all.
 
-Not modelled: that the training loop computes on the same CPUs; that memory bandwidth is shared between stages;
-windows of order and batches that are cut from many items; items in flight, whose bytes are bounded elsewhere.
+Not modelled: that memory bandwidth is shared between stages; windows of order and batches that are cut from many
+items; items in flight, whose bytes are bounded elsewhere. A training loop that computes on the same CPUs takes its
+share of them by itself: fewer slots for the loader only made it slower in all that was simulated.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot
 from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
 from intune.tuners._rows import as_before, in_force, most_useful
-from intune.tuners._trials import Trials, trial
+from intune.tuners._trials import STARVED, Ramp, Trials
 
 HOLDS_LOCK = 0.2
 """Share of a stage's CPU time in which it holds the lock, from which it is given no more threads than it can use."""
@@ -39,11 +46,11 @@ HOLDS_LOCK = 0.2
 CROWDED = 0.5
 """Share of the time in which the lock is held from which those who hold it get no more threads than they need."""
 
-SLOWS = 1.25
-"""How many times as long an item takes when a stage takes all that it may, from which it gets a limit."""
+SLOWS, STILL_SLOWS = 1.25, 1.1
+"""How many times as long an item takes when a stage takes all that it may, from which it gets and keeps a limit."""
 
-FEW_SLOTS = 2 / 3
-"""A stage that needs a larger share of what it has when open gets no limit for the training loop's sake."""
+SURE = 2.5
+"""Deviations by which a slow-down must be above chance for a stage to get a limit."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
@@ -57,7 +64,7 @@ class Model:
         margin: Concurrency beyond the need for variability, as a share of the need.
         keep: Share of the best predicted rate from which on what is in force stays.
         try_every: Decisions at least between two trials; four times as many after each further one, until a stage
-            is found to have changed. 0 = no trials.
+            is found to have changed. 0 = no trials, and stages do not begin with few at once either.
         least_items: Completions below which a stage's window teaches nothing.
         noise: Deviation of a window's seconds as a share, however many items it has.
     """
@@ -69,7 +76,7 @@ class Model:
         margin: float = 0.25,
         keep: float = 0.97,
         try_every: int = 10,
-        least_items: int = 4,
+        least_items: int = 1,
         noise: float = 0.05,
     ) -> None:
         if not 0 < forgetting <= 1 or not 0 < keep <= 1:
@@ -80,30 +87,39 @@ class Model:
             )
         self._margin, self._keep = margin, keep
         self._learnt = Beliefs(forgetting, noise, least_items)
-        self._trials = Trials(try_every)
+        self._trials = Trials(try_every, 1 / keep)
+        self._ramp = Ramp() if try_every else None
+        self._slowing: set[str] = set()  # stages that were last found to slow down
+        self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
-        """What is in force if that is good enough, a trial where one is due, or the target."""
+        """The target, or what is in force if that is good enough, but for stages that are still being found out."""
         changed = self.update(snapshot)
-        if not snapshot.warm:
-            return as_before(snapshot, budget, "too little was measured in this window")
-        if not self.beliefs:
-            return as_before(snapshot, budget, "no stage has figures yet")
-        if levels := self._trials.levels(self.beliefs, snapshot, budget, changed):
-            return trial(levels, self.beliefs, snapshot, budget)
-        found, target = self._solve(budget)
-        now = Allocation(in_force(snapshot), budget.cpus)
-        reached = (self.predict(now, budget) or 0.0) / found.rate if found.rate > 0 else 1.0
-        if reached >= self._keep and not self._holds_too_much(now, target, budget):
-            return as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
+        ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
+        lines = self._lines(budget)
+        if not lines:
+            return _at_most(_all_open(snapshot, budget), ramped, budget)
+        self._slowing = {line.name for line in lines if line.slows}
+        found = best(lines, self._limits(budget, budget.cpus))
+        self._learn_slots(found, snapshot, budget)
+        target = self._solve(lines, found, snapshot, budget)
+        if ramped:
+            return _at_most(target, ramped, budget)
+        if tried := self._trial(lines, found, target, snapshot, budget, bool(changed)):
+            return tried
+        now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
+        reached = self._rate(lines, now, budget) / found.rate if found.rate > 0 else 1.0
+        if reached >= self._keep and not self._differs(now, target, snapshot, budget):
+            stays = as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
+            return replace(stays, slots=now.slots)
         return target
 
-    def update(self, snapshot: Snapshot) -> bool:
+    def update(self, snapshot: Snapshot) -> frozenset[str]:
         """Learn from a window; done by `propose`, for those who only want what is learnt.
 
         Returns:
-            Whether a stage was found to have changed.
+            The stages that were found to have changed.
         """
         self._last = snapshot
         return self._learnt.learn(snapshot)
@@ -111,8 +127,9 @@ class Model:
     def predict(self, allocation: Allocation, budget: Budget) -> float | None:
         """Source rows a second under an allocation; None while no stage has figures."""
         lines = self._lines(budget)
-        if not lines:
-            return None
+        return self._rate(lines, allocation, budget) if lines else None
+
+    def _rate(self, lines: list[Line], allocation: Allocation, budget: Budget) -> float:
         slots = min(allocation.slots, budget.cpus)
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
         return predict(lines, given, self._limits(budget, slots))
@@ -125,9 +142,9 @@ class Model:
         """
         if self._last is None:
             raise PipelineError("no window was seen yet: call update(snapshot) first")
-        if not self.beliefs:
-            return as_before(self._last, budget, "no stage has figures yet")
-        return self._solve(budget)[1]
+        if not (lines := self._lines(budget)):
+            return _all_open(self._last, budget)
+        return self._solve(lines, best(lines, self._limits(budget, budget.cpus)), self._last, budget)
 
     @property
     def deviation(self) -> Mapping[str, float]:
@@ -140,6 +157,23 @@ class Model:
         return self._learnt.stages
 
     def _lines(self, budget: Budget) -> list[Line]:
+        """The stages as far as rates go: those that slow down beyond doubt by their curve, the others without one."""
+        curves = self._curves(budget)
+        if not curves:
+            return []
+        rate = best(curves, self._limits(budget, budget.cpus)).rate
+        return [line if self._slows(line, rate, budget) else self._flat(line) for line in curves]
+
+    def _slows(self, line: Line, rate: float, budget: Budget) -> bool:
+        """Whether it surely takes longer with all that it may take than with those that are needed."""
+        few, when_open = min(line.need(rate), line.best_within(line.most)), self._open(line.name, budget)
+        by, sure = (STILL_SLOWS - 1, 0.0) if line.name in self._slowing else (SLOWS - 1, SURE)
+        return few < when_open and self.beliefs[line.name].fit.slows(few, when_open, by, sure)
+
+    def _flat(self, line: Line) -> Line:
+        return replace(line, base=line.seconds(self.beliefs[line.name].busy), slope=0.0, bend=0.0)
+
+    def _curves(self, budget: Budget) -> list[Line]:
         waiting = sum(belief.info.waits is True for belief in self.beliefs.values())
         lines = []
         for name, belief in self.beliefs.items():
@@ -184,17 +218,14 @@ class Model:
         largest = self._open(name, budget) if concurrency is None else concurrency
         return max(1, min(largest, most_useful(self.beliefs[name].info, budget)))
 
-    def _solve(self, budget: Budget) -> tuple[Best, Allocation]:
-        """The best rate, and the least concurrency that reaches it."""
-        assert self._last is not None
-        lines, limits = self._lines(budget), self._limits(budget, budget.cpus)
-        found = best(lines, limits)
+    def _solve(self, lines: list[Line], found: Best, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """The least concurrency and slots that reach the best rate."""
+        unknown = _all_open(snapshot, budget)
+        concurrency, reasons = dict(unknown.concurrency), dict(unknown.reasons)
         lock_seconds = sum(line.lock_seconds for line in lines)
-        concurrency = in_force(self._last)
-        reasons = dict.fromkeys(concurrency, "as before: not measured yet")
         for line in lines:
             concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, budget)
-        return found, Allocation(concurrency, budget.cpus, reasons=reasons)
+        return Allocation(concurrency, self._slots(lines, found, budget), reasons=reasons)
 
     def _limit(self, line: Line, found: Best, lock_seconds: float, budget: Budget) -> tuple[int | None, str]:
         """The concurrency of a stage, and why."""
@@ -205,7 +236,7 @@ class Model:
             # None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
             margin = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
             return enough(line, found.rate, margin), f"{busy}; each process more costs memory"
-        if line.seconds(when_open) >= SLOWS * line.seconds(need):
+        if line.slows:
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
             return wanted, f"slows down with concurrency: {said}, {line.seconds(when_open) * 1e3:.3g} at {when_open}"
@@ -215,19 +246,76 @@ class Model:
             return wanted, f"holds the interpreter lock, more threads would wait for it; {busy}"
         if wanted > when_open:
             return wanted, f"{busy}, more than its share of the threads"
-        spare = math.ceil(need * (1 + self._margin)) + 1
-        if found.bound == "trainer" and spare <= FEW_SLOTS * when_open:
-            return spare, f"the training loop takes no more: {busy}"
         return None, f"open: {busy}, a limit would not help"
 
-    def _holds_too_much(self, now: Allocation, target: Allocation, budget: Budget) -> bool:
-        """Whether a stage with a limit has more than half as much again (and more than one more)."""
+    def _learn_slots(self, found: Best, snapshot: Snapshot, budget: Budget) -> None:
+        """A training loop that had to wait though it was thought to take no more needs twice the slots."""
+        slots = snapshot.allocation.slots
+        if found.bound != "trainer":
+            self._least_slots = 1
+        elif slots < budget.cpus and snapshot.consumer.wait_share > STARVED:
+            self._least_slots = 2 * slots
+
+    def _slots(self, lines: list[Line], found: Best, budget: Budget) -> int:
+        """The CPU slots that are wanted: all, or what a slow training loop needs and some to spare."""
+        if found.bound != "trainer":
+            return budget.cpus
+        needed = sum(line.need(found.rate) for line in lines if line.holds_slot)
+        return min(budget.cpus, max(self._least_slots, math.ceil(needed * (1 + 2 * self._margin)) + 1))
+
+    def _trial(
+        self, lines: list[Line], found: Best, target: Allocation, snapshot: Snapshot, budget: Budget, changed: bool
+    ) -> Allocation | None:
+        """The target but for the stage that holds up all others, if something else is worth trying for it."""
+        line = next((line for line in lines if line.name == found.bound), None)
+        if line is None:
+            return None
+        belief = self.beliefs[line.name]
+        now = self._at_most(line.name, target.concurrency[line.name], budget)
+        level = self._trials.level(belief, line, now, snapshot, changed)
+        if level is None:
+            return None
+        reason = f"a trial at {level} instead of {now}: it might be faster"
+        return replace(
+            target,
+            concurrency={**target.concurrency, line.name: level},
+            reasons={**target.reasons, line.name: reason},
+        )
+
+    def _differs(self, now: Allocation, target: Allocation, snapshot: Snapshot, budget: Budget) -> bool:
+        """Whether what is in force holds much more than is wanted, or has limits where none are, or is too little."""
+        if _too_much(now.slots, target.slots):
+            return True
+        if now.slots < target.slots and snapshot.consumer.wait_share > STARVED:
+            return True
         for name, wanted in target.concurrency.items():
-            if wanted is not None and name in self.beliefs:
-                given = self._at_most(name, now.concurrency[name], budget)
-                if given > wanted + max(1, wanted // 2):
-                    return True
+            given = now.concurrency[name]
+            if wanted is None and given is not None:
+                return True
+            if wanted is not None and _too_much(self._at_most(name, given, budget), wanted):
+                return True
         return False
+
+
+def _too_much(given: int, wanted: int) -> bool:
+    """More than half as much again, and more than one more."""
+    return given > wanted + max(1, wanted // 2)
+
+
+def _all_open(snapshot: Snapshot, budget: Budget) -> Allocation:
+    names = [stage.name for stage in snapshot.stages]
+    return Allocation(dict.fromkeys(names), budget.cpus, reasons=dict.fromkeys(names, "open: not measured yet"))
+
+
+def _at_most(target: Allocation, levels: Mapping[str, int], budget: Budget) -> Allocation:
+    """The target, but for stages that may have no more than this; on all CPUs, as not all is known yet."""
+    concurrency, reasons = dict(target.concurrency), dict(target.reasons)
+    for name, level in levels.items():
+        wanted = concurrency[name]
+        if wanted is None or level < wanted:
+            concurrency[name] = level
+            reasons[name] = f"{level} at first, then more: it shows how the stage scales"
+    return replace(target, concurrency=concurrency, slots=budget.cpus, reasons=reasons)
 
 
 def _said(found: Best) -> str:
