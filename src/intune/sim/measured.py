@@ -16,7 +16,6 @@ from intune.tuners.view import Bools, Floats, View
 
 LOCK_TURN_SECONDS = 5e-3
 """For how long a thread keeps the interpreter lock while others want it."""
-_NEXT = np.array([*CROWDS[1:], np.inf])
 FULL = 0.85
 """Exponent of the number of places in how seldom all of them are taken."""
 SLOT_INSIDE, SLOT_GATHER = 0.06, 0.12
@@ -66,7 +65,7 @@ def measure(tables: Tables, moment: Moment, steady: Steady, flows: Flows, cap: F
     by_stage = np.full(t.present.shape, np.nan)
     wall = np.where(some, steady.wall * flows.dearer, np.nan)
     busy = np.where(some, flows.items * steady.wall * flows.dearer / seconds[:, None], 0.0)
-    crowds = (np.maximum(busy, 1.0)[..., None] >= CROWDS) & (np.maximum(busy, 1.0)[..., None] < _NEXT) & some[..., None]
+    crowd_items, crowd_wall = _crowds(t, flows, np.nan_to_num(busy), np.nan_to_num(wall), cap)
     cpu_used = (flows.rate * t.visits * steady.cpu * flows.dearer).sum(1)
     steps = np.take_along_axis(flows.rate, last_of(t)[:, None], 1)[:, 0] / t.batch_rows
     training = steps * (t.trainer_cpu * t.trainer_threads + t.trainer_lock)
@@ -86,8 +85,8 @@ def measure(tables: Tables, moment: Moment, steady: Steady, flows: Flows, cap: F
         items=np.where(t.present, flows.items, np.nan),
         visits=np.where(some, t.visits, np.nan),
         wall=wall,
-        crowd_items=crowds * flows.items[..., None],
-        crowd_wall=crowds * np.nan_to_num(wall)[..., None],
+        crowd_items=crowd_items,
+        crowd_wall=crowd_wall,
         cpu=np.where(some, steady.cpu * flows.dearer, np.nan),
         queue=_run_queue(t, steady, flows, run_queue, deviation[0]),
         wait=wait,
@@ -110,6 +109,33 @@ def measure(tables: Tables, moment: Moment, steady: Steady, flows: Flows, cap: F
         vetoed=unknown.copy(),
         changed=unknown.copy(),
     )
+
+
+def _crowds(t: Tables, flows: Flows, busy: Floats, wall: Floats, cap: Floats) -> tuple[Floats, Floats]:
+    """float[E, S, K]: items by how many were at work beside them, and their wall seconds.
+
+    A quarter of the items each has clearly fewer and more beside it than the mean; no more than the stage may have. They
+    differ in what computing costs there.
+    """
+    items, seconds = np.zeros((*busy.shape, len(CROWDS))), np.zeros((*busy.shape, len(CROWDS)))
+    most, mean = np.maximum(np.nan_to_num(cap), 1.0), np.maximum(busy, 1.0)
+    usual = _slowdown(t, mean)
+    for share, times in ((0.25, 0.6), (0.5, 1.0), (0.25, 1.4)):
+        crowd = np.clip(mean * times, 1.0, most)
+        place = np.searchsorted(CROWDS, crowd, side="right") - 1
+        here = np.where(t.present, share * flows.items, 0.0)
+        took = wall * _slowdown(t, crowd) / usual
+        at = (*np.indices(busy.shape), place)
+        items[at] += here
+        seconds[at] += here * took
+    whole = np.where(items >= 0.5, np.round(items), 0.0)
+    return whole, np.where(whole > 0, seconds / np.maximum(items, 1e-9), 0.0)
+
+
+def _slowdown(t: Tables, at_once: Floats) -> Floats:
+    """How much longer computing takes with so many items of a stage at once."""
+    more = at_once - 1
+    return 1 + t.contention * more + t.coherency * at_once * more
 
 
 def _run_queue(t: Tables, steady: Steady, flows: Flows, measured: Bools, deviation: Floats) -> Floats:
