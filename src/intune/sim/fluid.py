@@ -189,10 +189,6 @@ class Fluid:
         moment = self._moment(granted, _targets(self._tables, granted), np.zeros_like(granted.slots))
         return np.where(self.alive, solve(self._tables, moment).rate, 0.0)
 
-    def budget(self) -> Floats:
-        """float[E]; slots that there are now."""
-        return np.maximum(1.0, np.floor(self._state.cpus))
-
     def best(self, rows: Ints | None = None, sweeps: int = 2) -> tuple[Floats, Floats, Floats]:
         """A good static allocation by what holds now: (asked [n, S], slots [n], rate [n]).
 

@@ -102,24 +102,6 @@ class View:
         """The workloads with these numbers, copied."""
         return View(*(getattr(self, each.name)[rows] for each in fields(self)))
 
-    def put(self, rows: npt.NDArray[np.int64], other: "View") -> None:
-        """Replace the workloads with these numbers by those of another view."""
-        for each in fields(self):
-            getattr(self, each.name)[rows] = getattr(other, each.name)
-
-    def unmeasured(self) -> "View":
-        """The same workloads in a window in which nothing has happened yet, as the first one of a run is."""
-        blank = self.take(np.arange(len(self.present)))
-        for name in ("busy", "items", "crowd_items", "crowd_wall", "wait", "starved", "ready_batches", "rate"):
-            getattr(blank, name)[:] = 0.0
-        for name in ("wall", "cpu", "queue", "visits", "used", "others", "lock_wait", "read_rate"):
-            getattr(blank, name)[:] = np.nan
-        blank.held_back[:] = blank.vetoed[:] = 0.0
-        blank.ready = np.where(self.process, 0.0, np.nan)
-        blank.starting = blank.ready.copy()
-        blank.asked[:] = np.inf
-        return blank
-
 
 def view(snapshot: Snapshot, budget: Budget) -> View:
     """A snapshot as arrays, with E = 1.
