@@ -9,7 +9,7 @@ A stage may have an item in hand that no thread has begun to work on, for want o
 the limit only where its working time says so too. One that waits is never named for what others use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,7 @@ from intune.control.lock import (
     lost_seconds,
 )
 from intune.control.shortage import shortage
+from intune.control.slowdown import Crowds, slowdowns
 
 Kind = Literal["trainer", "paused", "cpu", "lock", "concurrency", "waits", "memory", "order", "source", "unknown"]
 
@@ -97,9 +98,15 @@ def limit(snapshot: Snapshot) -> Limit:
     )
 
 
-def explain(snapshot: Snapshot) -> str:
-    """Several lines: what limits the run, then trainer, stages, memory and events of the window, with figures."""
-    return "\n".join([limit(snapshot).sentence, *_details(snapshot)])
+def explain(snapshot: Snapshot, crowds: Mapping[str, Crowds] | None = None) -> str:
+    """Several lines: what limits the run, then trainer, stages, memory and events of the window, with figures.
+
+    Args:
+        snapshot: The window.
+        crowds: By stage, how long items took over the whole run by how many were at work, as in a snapshot; stages that
+            slow down with concurrency are named from it. None = not known.
+    """
+    return "\n".join([limit(snapshot).sentence, *slowdowns(crowds or {}), *_details(snapshot)])
 
 
 def _narrow(snapshot: Snapshot) -> tuple[StageSnapshot, Cause | None] | None:

@@ -114,8 +114,8 @@ def measure(tables: Tables, moment: Moment, steady: Steady, flows: Flows, cap: F
 def _crowds(t: Tables, flows: Flows, busy: Floats, wall: Floats, cap: Floats) -> tuple[Floats, Floats]:
     """float[E, S, K]: items by how many were at work beside them, and their wall seconds.
 
-    A quarter of the items each has clearly fewer and more beside it than the mean; no more than the stage may have. They
-    differ in what computing costs there.
+    A quarter of the items each has clearly fewer and more beside it than the mean; no more than the stage may have.
+    They differ in what computing costs there.
     """
     items, seconds = np.zeros((*busy.shape, len(CROWDS))), np.zeros((*busy.shape, len(CROWDS)))
     most, mean = np.maximum(np.nan_to_num(cap), 1.0), np.maximum(busy, 1.0)
