@@ -13,8 +13,9 @@ from intune._errors import PipelineError, SourceError
 from intune.sim import Scenario, SimMachine, SimStage
 from intune.sim.evaluate import Plan, evaluate, measure, read_rows
 from intune.sim.oracle import Best, Effort
-from intune.sim.play import Interval, Trace
+from intune.sim.play import Interval, Trace, play
 from intune.sim.summary import estimate, markdown, summarise
+from intune.tuners import Shared
 
 EFFORT = Effort(starts=0, descents=0, runs=3, short_steps=10, long_steps=20)
 PLAN = Plan(("clean", "quota"), 2, ("shared", "even"), decisions=12, effort=EFFORT)
@@ -40,6 +41,15 @@ class TestFigures:
         assert found["regret"] == pytest.approx(0.5)
         assert found["peak_share"] == pytest.approx(0.8)
         assert (found["cpu_seconds"], found["processes"], found["seconds"]) == (60, 29, 30)
+
+    def test_rates_of_a_real_run_are_those_of_its_trace(self) -> None:
+        """The first decisions come sooner, so that not all intervals are as long."""
+        drawn = Scenario("one", (SimStage("read", "source", cpu_seconds=0.01, rows=10),), SimMachine(cpus=2))
+        run = play(drawn, Shared(), 20)
+        found = measure(drawn, run, bests((0.0, 2000.0)), 20)
+        assert found["rates"]["10-20"] == pytest.approx(run.rows_per_second(10, 20))
+        assert found["share_10"] == pytest.approx(1.0, abs=0.02)
+        assert found["regret"] == pytest.approx(0.0, abs=0.02)
 
     def test_nothing_counts_after_a_death(self) -> None:
         found = measure(DRAWN, trace([100] * 6, died="out of memory"), bests((0.0, 100.0)), 12)

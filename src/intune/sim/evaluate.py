@@ -14,6 +14,7 @@ import numpy as np
 
 from intune._errors import SourceError
 from intune._values import Tuner
+from intune.control.controller import intervals as until_next
 from intune.sim.families import scenario
 from intune.sim.oracle import Best, Effort, oracle
 from intune.sim.play import Interval, Trace, play
@@ -141,11 +142,12 @@ def measure(drawn: Scenario, trace: Trace, bests: Sequence[Best], decisions: int
         the twentieth that changed something; `seconds`: simulated seconds survived.
     """
     intervals = trace.intervals
-    seconds = intervals[0].seconds if intervals else 1.0
+    lengths = np.array(list(itertools.islice(until_next(1.0), decisions)))
+    lengths[: len(intervals)] = np.diff([0.0, *(each.seconds for each in intervals)])
     rows = np.zeros(decisions)
     rows[: len(intervals)] = [each.rows for each in intervals]
-    begins = np.arange(decisions) * seconds
-    best = np.array([_best_at(bests, begin).rows_per_second * seconds for begin in begins])
+    begins = np.cumsum(lengths) - lengths
+    best = np.array([_best_at(bests, begin).rows_per_second for begin in begins]) * lengths
 
     def share(first: int, last: int) -> float | None:
         possible = float(best[first:last].sum())
@@ -155,7 +157,7 @@ def measure(drawn: Scenario, trace: Trace, bests: Sequence[Best], decisions: int
     over_all = share(0, decisions)
     pairs = itertools.pairwise(WINDOWS)
     return {
-        "rates": {f"{a}-{b}": float(rows[a:b].mean()) / seconds for a, b in pairs if b <= decisions},
+        "rates": {f"{a}-{b}": float(rows[a:b].sum() / lengths[a:b].sum()) for a, b in pairs if b <= decisions},
         **{f"share_{moment}": share(moment, moment + SPAN) for moment in MOMENTS if moment + SPAN <= decisions},
         "regret": None if over_all is None else 1 - over_all,
         "died": trace.died,
