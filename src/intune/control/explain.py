@@ -9,7 +9,7 @@ A stage may have an item in hand that no thread has begun to work on, for want o
 the limit only where its working time says so too. One that waits is never named for what others use.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,7 @@ from intune.control.lock import (
     lost_seconds,
 )
 from intune.control.shortage import shortage
-from intune.control.slowdown import Crowds, slowdowns
+from intune.control.slowdown import Watch
 
 Kind = Literal["trainer", "paused", "cpu", "lock", "concurrency", "waits", "memory", "order", "source", "unknown"]
 
@@ -98,15 +98,15 @@ def limit(snapshot: Snapshot) -> Limit:
     )
 
 
-def explain(snapshot: Snapshot, crowds: Mapping[str, Crowds] | None = None) -> str:
+def explain(snapshot: Snapshot, watch: Watch | None = None) -> str:
     """Several lines: what limits the run, then trainer, stages, memory and events of the window, with figures.
 
     Args:
         snapshot: The window.
-        crowds: By stage, how long items took over the whole run by how many were at work, as in a snapshot; stages that
-            slow down with concurrency are named from it. None = not known.
+        watch: What the windows of the run have shown of stages that slow down with concurrency.
     """
-    return "\n".join([limit(snapshot).sentence, *slowdowns(crowds or {}), *_details(snapshot)])
+    slowdowns = watch.sentences() if watch is not None else []
+    return "\n".join([limit(snapshot).sentence, *slowdowns, *_details(snapshot)])
 
 
 def _narrow(snapshot: Snapshot) -> tuple[StageSnapshot, Cause | None] | None:
@@ -329,7 +329,8 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
     rate = f"{consumer.steps / seconds:.3g} steps/s, " if seconds > 0 else ""
     yield f"Trainer: {rate}waited for data {_share(consumer.wait_share)} of the time."
     for stage in snapshot.stages:
-        yield f"Stage {stage.name}: {'; '.join(_stage_figures(stage, seconds))}."
+        figures = _stage_figures(stage, seconds, snapshot.allocation.reasons.get(stage.name))
+        yield f"Stage {stage.name}: {'; '.join(figures)}."
     machine = snapshot.machine
     yield (
         f"Memory: {size(machine.memory_bytes)} of {size(machine.memory_limit_bytes)}; "
@@ -343,8 +344,9 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         yield f"Event: {event.kind}{f' at stage {event.stage}' if event.stage else ''}: {event.detail}"
 
 
-def _stage_figures(stage: StageSnapshot, seconds: float) -> Iterator[str]:
-    yield "concurrency open" if stage.concurrency is None else f"concurrency {stage.concurrency}"
+def _stage_figures(stage: StageSnapshot, seconds: float, reason: str | None) -> Iterator[str]:
+    why = f" ({reason})" if reason else ""
+    yield "concurrency open" if stage.concurrency is None else f"concurrency {stage.concurrency}{why}"
     if stage.processes_live is not None:
         yield count(stage.processes_live, "process", "processes")
     if seconds > 0:
