@@ -194,7 +194,7 @@ def test_a_run_that_was_resumed_and_a_file_that_was_rotated_count_whole(tmp_path
     assert limited_by(journal(tmp_path, CPU)) == "the trainer, 75% of the time"
     rotated = tmp_path / "rotated"
     rotated.mkdir()
-    path = journal(rotated, *[TRAINER] * 2, *[CPU] * 8, rotate_bytes=4_000)
+    path = journal(rotated, *[TRAINER] * 2, *[CPU] * 8, rotate_bytes=5_000)
     assert Path(f"{path}.1").exists()
     assert limited_by(path) == "CPU for criteo_transform, 80% of the time"
 

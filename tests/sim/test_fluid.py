@@ -326,7 +326,7 @@ class TestBounds:
         visits = last.visits[0]
         computing = np.array([s.cpu_seconds + s.lock_seconds + s.serial_seconds for s in case.stages])
         seconds = computing + [s.wait_seconds for s in case.stages]
-        places = np.minimum(caps, case.machine.cpus)
+        places = np.where(last.waits[0], last.cap[0], np.minimum(caps, case.machine.cpus))  # who waits holds no slot
         with np.errstate(divide="ignore"):
             bounds = [*(places / (visits * seconds)), case.machine.cpus / (visits * computing).sum()]
             bounds += [1 / (visits[n] * s.serial_seconds) for n, s in enumerate(case.stages) if s.serial_seconds]
