@@ -31,7 +31,6 @@ from intune._words import size
 from intune.control import Controller, Guard, Journal
 from intune.control.brake import Brake, BrakeThread
 from intune.control.explain import explain
-from intune.control.slowdown import Watch
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
 from intune.pipeline.ledger import Ledger
@@ -87,7 +86,7 @@ class LoaderControl:
             self._controller.step()  # closes the first window early
         if self._workload.measured is None:
             return "Nothing has been measured yet: iterate the loader first."
-        return explain(self._workload.measured, self._workload.watch)
+        return explain(self._workload.measured)
 
     def owns(self, thread: threading.Thread) -> bool:
         """Whether a thread is the controller's, the brake's or the probe's."""
@@ -102,7 +101,6 @@ class _Watched:
         self.last: Snapshot | None = None
         self.measured: Snapshot | None = None
         """The last one in which a stage finished an item: the trainer may have paused since."""
-        self.watch = Watch()
         self.apply = engine.apply
 
     @property
@@ -113,7 +111,6 @@ class _Watched:
     def snapshot(self) -> Snapshot:
         """Close the window and keep it."""
         snapshot = replace(self._engine.snapshot(), rest_bytes=self._brake.rest_bytes)
-        self.watch.add(snapshot)
         if snapshot.consumer.steps or self.last is None or snapshot.window_seconds > 0.5:
             self.last = snapshot
             if any(stage.items_out for stage in snapshot.stages):

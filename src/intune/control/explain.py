@@ -24,7 +24,6 @@ from intune.control.lock import (
     lost_seconds,
 )
 from intune.control.shortage import shortage
-from intune.control.slowdown import Watch
 
 Kind = Literal["trainer", "paused", "cpu", "lock", "concurrency", "waits", "memory", "order", "source", "unknown"]
 
@@ -98,15 +97,9 @@ def limit(snapshot: Snapshot) -> Limit:
     )
 
 
-def explain(snapshot: Snapshot, watch: Watch | None = None) -> str:
-    """Several lines: what limits the run, then trainer, stages, memory and events of the window, with figures.
-
-    Args:
-        snapshot: The window.
-        watch: What the windows of the run have shown of stages that slow down with concurrency.
-    """
-    slowdowns = watch.sentences() if watch is not None else []
-    return "\n".join([limit(snapshot).sentence, *slowdowns, *_details(snapshot)])
+def explain(snapshot: Snapshot) -> str:
+    """Several lines: what limits the run, then trainer, stages, memory and events of the window, with figures."""
+    return "\n".join([limit(snapshot).sentence, *_details(snapshot)])
 
 
 def _narrow(snapshot: Snapshot) -> tuple[StageSnapshot, Cause | None] | None:

@@ -7,7 +7,7 @@ with a few more or less, that is tried for one decision (`Trials`).
 
 from collections.abc import Mapping
 
-from intune._values import Budget, Snapshot
+from intune._values import Budget, Snapshot, StageSnapshot
 from intune.tuners._beliefs import Belief
 from intune.tuners._plan import Line
 from intune.tuners._rows import most_useful
@@ -62,7 +62,7 @@ class Ramp:
         else:
             for stage in snapshot.stages:
                 if stage.name in self._levels:
-                    self._raise(stage.name, stage.items_out, most_useful(stage.info, budget))
+                    self._raise(stage.name, _worked(stage), most_useful(stage.info, budget))
             for belief in (beliefs[name] for name in changed if snapshot.consumer.wait_share > STARVED):
                 # Processes that will be wanted again at once are not ended.
                 if belief.busy >= LEAST_LEVEL and belief.info.executor == "thread":
@@ -77,6 +77,12 @@ class Ramp:
             self._levels[name] *= self.GROWTH
             if self._levels[name] >= most:
                 del self._levels[name]
+
+
+def _worked(stage: StageSnapshot) -> int:
+    """Items that it was done with, also those that it dropped."""
+    by_crowd = sum(items for _, items, _ in stage.wall_seconds_by_crowd)
+    return max(stage.items_out, by_crowd, stage.items_in - stage.running)
 
 
 class Trials:

@@ -75,7 +75,7 @@ class Model:
         forgetting: float = 0.97,
         margin: float = 0.25,
         keep: float = 0.97,
-        try_every: int = 10,
+        try_every: int = 4,
         least_items: int = 1,
         noise: float = 0.05,
     ) -> None:
