@@ -1,11 +1,15 @@
 """`intune simulate` and `intune bench tuners`: what they say, draw and keep, and their errors."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 
 pytest.importorskip("typer")
@@ -130,3 +134,49 @@ class TestBench:
     )
     def test_what_is_wrong_is_said_in_a_line(self, option: str, value: str, said: str) -> None:
         assert user_error(*self.COMMAND, option, value).startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+class TestCtrlC:
+    """A terminal sends it to all processes of the command at once."""
+
+    COMMAND = ("bench", "tuners", "--families", "clean", "--tuners", "even", "--scenarios", "3", "--decisions", "10")
+
+    def stopped(self, told: str) -> list[Path]:
+        """Its files after it was stopped, once it has told so many lines, or has just begun processes."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from intune.cli import main; main()", *self.COMMAND, "--jobs", "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            if told:
+                assert process.stdout.readline() == f"{told} scenarios\n"
+            else:
+                while len(psutil.Process(process.pid).children()) < 3:  # two, and the one that tracks resources
+                    time.sleep(0.001)
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        assert (process.returncode, err) == (
+            130,
+            "interrupted with what is done in tuners.jsonl; to go on: the same command\n",
+        )
+        return sorted(Path().glob("tuners.*"))
+
+    def test_it_ends_and_the_file_is_gone_on_with(self) -> None:
+        self.stopped("1 of 3")
+        self.stopped("2 of 3")
+        rows = Path("tuners.jsonl").read_text().splitlines()
+        assert len({json.loads(row)["seed"] for row in rows}) == len(rows) == 2
+
+    def test_it_ends_while_processes_start(self) -> None:
+        assert self.stopped("") == [Path("tuners.jsonl")]
+        assert Path("tuners.jsonl").read_bytes() == b""

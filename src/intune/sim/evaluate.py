@@ -2,9 +2,8 @@
 
 import itertools
 import json
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from intune.sim.families import scenario
 from intune.sim.oracle import Best, Effort, oracle
 from intune.sim.play import Interval, Trace, play
 from intune.sim.scenario import Scenario
+from intune.sim.workers import carry_out
 from intune.tuners import RandomMoves, make_tuner
 
 WINDOWS = (0, 5, 10, 20, 40, 60)
@@ -88,8 +88,9 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
     out.parent.mkdir(parents=True, exist_ok=True)
     _mend_end(out)
     of = len({key[:2] for key in wanted})
-    with out.open("a", encoding="utf-8") as file:
-        for number, rows in enumerate(_carry_out(work, partial(_run, plan, out.with_suffix(".oracle")), jobs), 1):
+    run = partial(_run, plan, out.with_suffix(".oracle"))
+    with out.open("a", encoding="utf-8") as file, closing(carry_out(work, run, jobs)) as found:
+        for number, rows in enumerate(found, 1):
             file.writelines(json.dumps(row) + "\n" for row in rows)
             file.flush()
             have.update((_key(row), row) for row in rows)
@@ -190,19 +191,6 @@ def _run(plan: Plan, folder: Path, job: _Job) -> list[Row]:
         head = {"family": job.family, "seed": job.seed, "tuner": name, "version": version, "decisions": plan.decisions}
         rows.append({**head, **measure(drawn, trace, bests, plan.decisions)})
     return rows
-
-
-def _carry_out(work: Sequence[_Job], run: Callable[[_Job], list[Row]], jobs: int) -> Iterator[list[Row]]:
-    if jobs <= 1 or len(work) <= 1:
-        yield from map(run, work)
-        return
-    context = multiprocessing.get_context("spawn")  # the caller may have threads, which a fork would not survive
-    with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
-        try:
-            for future in as_completed([pool.submit(run, job) for job in work]):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _keys(plan: Plan) -> list[Key]:
