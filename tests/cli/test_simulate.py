@@ -60,6 +60,14 @@ class TestSimulate:
         command = ("simulate", "wild-3", "--tuner", "random", "--decisions", "8")
         assert invoke(*command).stdout == invoke(*command).stdout
 
+    def test_a_tuner_that_fails_is_no_result(self) -> None:
+        with mock.patch("intune.tuners.Even.propose", side_effect=KeyError("x")):
+            result = invoke("simulate", "clean-0", "--tuner", "even", "--decisions", "8")
+        assert result.exit_code == 1
+        assert result.stderr.splitlines()[-1] == (
+            "error: even failed, so this is no result of it: KeyError: 'x'; replaced by every stage open"
+        )
+
     def test_it_draws(self) -> None:
         pytest.importorskip("matplotlib")
         command = [sys.executable, "-c", "from intune.cli import main; main()", "simulate", "clean-0"]
@@ -120,7 +128,7 @@ class TestBench:
         assert len(list(Path("r.oracle").iterdir())) == 1
         with mock.patch("intune.sim.evaluate.play", side_effect=AssertionError("nothing was to be run again")):
             again = invoke(*command, "--markdown")
-        assert again.stdout.splitlines()[0].startswith("| family | tuner | scenarios | died |")
+        assert again.stdout.splitlines()[0].startswith("| family | tuner | scenarios | died | failed |")
         assert len(again.stdout.splitlines()) == 4
 
     @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 LINES = 20
 """Lines of the table over time, about."""
 
+FAILED = 1
+"""Exit code where the tuner raised an error."""
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -44,6 +47,9 @@ def simulate(
         if plot is not None:
             draw(trace, f"{drawn.name}, {tuner}", plot)
             say(f"drawn: {plot}")
+        if trace.tuner_failed is not None:
+            typer.echo(f"error: {tuner} failed, so this is no result of it: {trace.tuner_failed}", err=True)
+            raise typer.Exit(FAILED)
 
 
 def parse_scenario(text: str) -> "Scenario":

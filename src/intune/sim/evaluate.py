@@ -72,7 +72,8 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
         done: Called with the scenarios that are done and how many there are.
 
     Returns:
-        The rows of the plan, sorted.
+        The rows of the plan, sorted: who played where, what `measure` gives, and what the tuner raised as
+        `tuner_failed`, None if nothing.
 
     Raises:
         PipelineError: If there is no such family or tuner.
@@ -189,7 +190,8 @@ def _run(plan: Plan, folder: Path, job: _Job) -> list[Row]:
         version = version_of(tuner)
         trace = play(drawn, tuner, plan.decisions)
         head = {"family": job.family, "seed": job.seed, "tuner": name, "version": version, "decisions": plan.decisions}
-        rows.append({**head, **measure(drawn, trace, bests, plan.decisions)})
+        figures = measure(drawn, trace, bests, plan.decisions)
+        rows.append({**head, **figures, "tuner_failed": trace.tuner_failed})
     return rows
 
 
