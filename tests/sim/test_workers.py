@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -32,6 +33,29 @@ def test_processes_do_it() -> None:
 def test_processes_never_see_an_interrupt_and_the_caller_does_again() -> None:
     assert [signal.SIGINT in each for each in carry_out([(), ()], MASK, 2)] == [True, True]
     assert signal.SIGINT not in MASK(())
+
+
+class Interrupted(list[float]):
+    """Work in which Ctrl-C comes when part of it was handed out."""
+
+    all_handed_out = False
+
+    def __iter__(self) -> Iterator[float]:
+        yield self[0]
+        os.kill(os.getpid(), signal.SIGINT)  # a thread of the pool may take it
+        time.sleep(0.1)
+        yield from self[1:]
+        self.all_handed_out = True
+
+
+def test_an_interrupt_waits_until_processes_have_begun(capfd: pytest.CaptureFixture[str]) -> None:
+    work = Interrupted([1000, 1000])
+    with pytest.raises(KeyboardInterrupt):
+        next(carry_out(work, time.sleep, 2))
+    assert work.all_handed_out
+    assert multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_iterator_that_is_closed_leaves_no_process() -> None:

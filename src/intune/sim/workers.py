@@ -1,6 +1,7 @@
 """Work handed out to processes that end when the work does, or is broken off."""
 
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -25,14 +26,14 @@ def carry_out(work: Sequence[Job], run: Callable[[Job], Result], jobs: int) -> G
     context = _Spawn()
     pool = ProcessPoolExecutor(min(jobs, len(work)), mp_context=context)
     try:
-        with _without_interrupts():
+        with _uninterrupted():
             futures = [pool.submit(run, each) for each in work]
         for future in as_completed(futures):
             yield future.result()
     finally:
         # Processes that still work are not waited for: what they do is not wanted any more, and may take minutes.
-        pool.shutdown(wait=False, cancel_futures=True)
         context.end()
+        pool.shutdown(cancel_futures=True)  # its thread gives back what the processes shared
 
 
 class _Spawn(SpawnContext):
@@ -56,14 +57,25 @@ class _Spawn(SpawnContext):
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are started in it never see Ctrl-C, which a terminal sends to them too: their parent ends them.
+def _uninterrupted() -> Iterator[None]:
+    """What starts processes is not broken off half-way, and they never see Ctrl-C, which a terminal sends to them too.
 
-    One that comes meanwhile reaches the parent afterwards. A handler would not do: it is set too late, when a process
-    has been importing for a while.
+    Signals that come meanwhile are handled afterwards. The mask is for the processes, which keep it: a handler of their
+    own would come too late, when they have been importing for a while. It does not keep the signal from the caller,
+    where another thread may take it.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if in_main}
+    before = {number: how for number, how in known.items() if how not in (None, signal.SIG_IGN)}
+    for number in before:
+        signal.signal(number, lambda number, frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, how in before.items():
+            signal.signal(number, how)
+        for each in came:
+            signal.raise_signal(each)
