@@ -51,10 +51,28 @@ class TestSimulate:
         head = next(number for number, line in enumerate(lines) if "seconds" in line)
         table = [line.split() for line in lines[head + 1 : head + 21]]
         assert [row[0] for row in table] == ["0.5", *(str(second) for second in range(2, 39, 2))]
+        assert lines[head - 1].endswith(", - = no limit of its own:")
         assert {len(row) for row in table} == {6 + len(drawn.stages)}  # a size is two words
         assert lines[-2].startswith("rows/s   ")
         assert len(lines[-2].split()[1]) == 40
         assert lines[-1].startswith("even: ")
+
+    def test_part_of_a_second_is_said(self) -> None:
+        said = invoke("simulate", "clean-0", "--decisions", "1").stdout.splitlines()[-1]
+        assert " rows/s over 0.25 s; " in said
+
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [("no/run.png", "No such file or directory"), ("folder.png", "Is a directory"), ("f/x.png", "Not a directory")],
+    )
+    def test_a_plot_that_cannot_be_written_is_told_before_anything_is_run(self, path: str, said: str) -> None:
+        pytest.importorskip("matplotlib")
+        Path("folder.png").mkdir()
+        Path("f").touch()
+        with mock.patch("intune.sim.play") as played:
+            assert user_error("simulate", "wild-1", "--plot", path) == f"{path}: {said}"
+        assert not played.called
+        assert sorted(map(str, Path().iterdir())) == ["f", "folder.png"]
 
     def test_the_same_command_says_the_same(self) -> None:
         command = ("simulate", "wild-3", "--tuner", "random", "--decisions", "8")
@@ -80,8 +98,9 @@ class TestSimulate:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (("wild",), "a scenario is FAMILY-SEED, as in wild-17, got 'wild'"),
-            (("wild-x",), "a scenario is FAMILY-SEED, as in wild-17, got 'wild-x'"),
+            (("wild",), "a scenario is FAMILY-SEED, as in wild-17, with a seed of 0 or more, got 'wild'"),
+            (("wild-x",), "a scenario is FAMILY-SEED, as in wild-17, with a seed of 0 or more, got 'wild-x'"),
+            (("wild--3",), "a scenario is FAMILY-SEED, as in wild-17, with a seed of 0 or more, got 'wild--3'"),
             (("wlid-1",), "no family 'wlid': there are ['bandwidth',"),
             (("wild-1", "--tuner", "evne"), "unknown tuner 'evne': give one of "),
             (("wild-1", "--plot", "run.doc"), "run.doc: the ending of a plot must be one of .png, .svg, .pdf"),
@@ -138,10 +157,16 @@ class TestBench:
             ("--families", ",", "--families needs at least one name, got ','"),
             ("--tuners", "evne", "unknown tuner 'evne': give one of "),
             ("--out", ".", ".: Is a directory"),
+            ("--out", "f/r.jsonl", "f"),
+            ("--out", "taken.jsonl", "taken.oracle: File exists"),
+            ("--out", "r.oracle", "r.oracle: oracles are kept in a folder of that name, so give another ending"),
         ],
     )
-    def test_what_is_wrong_is_said_in_a_line(self, option: str, value: str, said: str) -> None:
-        assert user_error(*self.COMMAND, option, value).startswith(said)
+    def test_what_is_wrong_is_said_in_a_line_before_anything_is_run(self, option: str, value: str, said: str) -> None:
+        Path("f").touch()
+        Path("taken.oracle").touch()
+        with mock.patch("intune.sim.evaluate.oracle", side_effect=AssertionError("nothing was to be run")):
+            assert user_error(*self.COMMAND, option, value).startswith(said)
 
 
 @pytest.mark.slow
@@ -186,5 +211,5 @@ class TestCtrlC:
         assert len({json.loads(row)["seed"] for row in rows}) == len(rows) == 2
 
     def test_it_ends_while_processes_start(self) -> None:
-        assert self.stopped("") == [Path("tuners.jsonl")]
+        assert self.stopped("") == [Path("tuners.jsonl"), Path("tuners.oracle")]
         assert Path("tuners.jsonl").read_bytes() == b""

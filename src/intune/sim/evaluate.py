@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from intune._errors import SourceError
+from intune._errors import PipelineError, SourceError
 from intune._values import Tuner
 from intune.sim.families import scenario
 from intune.sim.oracle import Best, Effort, oracle
 from intune.sim.play import Interval, Trace, play
 from intune.sim.scenario import Scenario
 from intune.sim.workers import carry_out
+from intune.sim.writable import make_folder
 from intune.tuners import RandomMoves, make_tuner
 
 WINDOWS = (0, 5, 10, 20, 40, 60)
@@ -63,7 +64,8 @@ class _Job:
 def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], None] = lambda n, of: None) -> list[Row]:
     """Run what is not in a file of results yet, and append it there, a line a run.
 
-    Oracles are kept in a folder beside the file. It may be stopped at any time and begun again with the same file.
+    Oracles are kept in a folder beside the file, of the same name but for the ending ".oracle". It may be stopped at
+    any time and begun again with the same file.
 
     Args:
         plan: What is run.
@@ -76,9 +78,9 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
         `tuner_failed`, None if nothing.
 
     Raises:
-        PipelineError: If there is no such family or tuner.
+        PipelineError: If there is no such family or tuner, or the file has the ending of the folder.
         SourceError: If a line of the file is no row.
-        OSError: If the file cannot be read or written.
+        OSError: If file or folder cannot be read or written; found out before anything is run.
     """
     wanted = _keys(plan)
     have = {_key(row): row for row in read_rows(out)} if out.exists() else {}
@@ -86,10 +88,13 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
     for family, seed, tuner, *_ in (key for key in wanted if key not in have):
         missing.setdefault((family, seed), []).append(tuner)
     work = [_Job(family, seed, tuple(tuners)) for (family, seed), tuners in missing.items()]
-    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.with_suffix(".oracle")
+    if folder == out:
+        raise PipelineError(f"{out}: oracles are kept in a folder of that name, so give another ending, such as .jsonl")
+    make_folder(folder)
     _mend_end(out)
+    run = partial(_run, plan, folder)
     of = len({key[:2] for key in wanted})
-    run = partial(_run, plan, out.with_suffix(".oracle"))
     with out.open("a", encoding="utf-8") as file, closing(carry_out(work, run, jobs)) as found:
         for number, rows in enumerate(found, 1):
             file.writelines(json.dumps(row) + "\n" for row in rows)
