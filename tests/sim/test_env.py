@@ -121,7 +121,7 @@ def test_another_number_of_cpus_begins_the_best_anew() -> None:
 
 
 def test_out_of_memory_terminates() -> None:
-    env = begun(replace(PLAIN, machine=SimMachine(cpus=8, memory_bytes=490e6)))
+    env = begun(replace(PLAIN, changes=(Change(0.0, "memory", 490e6),)))
     seen, reward, terminated, truncated, info = env.step(KEEP)
     assert (reward, terminated, truncated) == (DEATH, True, False)
     assert seen.shape == (SIZE,)

@@ -87,6 +87,13 @@ class TestFiles:
         assert played.call_count == 2
         assert sorted(map(json.dumps, read_rows(out))) == sorted(map(json.dumps, rows))
 
+    def test_a_tuner_that_fails_is_told_of_in_the_row(self, tmp_path: Path) -> None:
+        plan = Plan(("clean",), 1, ("even",), decisions=8, effort=EFFORT)
+        with mock.patch("intune.tuners.Even.propose", side_effect=KeyError("x")):
+            (failed,) = evaluate(plan, tmp_path / "a.jsonl")
+        assert failed["tuner_failed"] == "KeyError: 'x'; replaced by every stage open"
+        assert evaluate(plan, tmp_path / "b.jsonl")[0]["tuner_failed"] is None
+
     def test_processes_give_the_same(self, tmp_path: Path) -> None:
         plan = Plan(("clean",), 2, ("even",), decisions=8, effort=EFFORT)
         assert evaluate(plan, tmp_path / "a.jsonl", jobs=2) == evaluate(plan, tmp_path / "b.jsonl")
@@ -123,11 +130,20 @@ def test_the_summary() -> None:
     assert (shared.died, shared.late_changes) == (3, 0.5)
     assert (shared.mean.low, shared.mean.high) == (pytest.approx(0.8), pytest.approx(0.8))
     assert markdown([shared]).splitlines() == [
-        "| family | tuner | scenarios | died | mean share | median share | p10 share | regret | late changes |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| clean | shared | 3 | 3 | 0.800 [0.800, 0.800] | 0.800 [0.800, 0.800] | 0.800 [0.800, 0.800] "
+        "| family | tuner | scenarios | died | failed "
+        "| mean share | median share | p10 share | regret | late changes |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| clean | shared | 3 | 3 | 0 | 0.800 [0.800, 0.800] | 0.800 [0.800, 0.800] | 0.800 [0.800, 0.800] "
         "| 0.200 [0.200, 0.200] | 50% |",
     ]
+
+
+def test_runs_in_which_the_tuner_failed_are_counted_and_nothing_else() -> None:
+    failures = [row("even", 0.1, tuner_failed="KeyError: 'x'", died="so", late_changes=1.0)] * 2
+    (some,) = summarise([row("even", 0.9, tuner_failed=None), *failures])
+    assert (some.scenarios, some.died, some.failed, some.late_changes) == (1, 0, 2, None)
+    assert (some.mean.value, some.regret.value) == (pytest.approx(0.9), pytest.approx(0.1))
+    assert markdown(summarise(failures)).splitlines()[-1] == "| clean | even | 0 | 0 | 2 | - | - | - | - | - |"
 
 
 def test_a_scenario_in_which_the_oracle_gets_nothing_is_left_out() -> None:

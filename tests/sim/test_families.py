@@ -65,5 +65,7 @@ def test_what_is_held_out_has_what_it_is_named_for() -> None:
 
 
 def test_a_family_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(PipelineError, match=r"no family 'wlid': there are \['bandwidth', "):
+    with pytest.raises(PipelineError, match=r"no family 'wlid': there are \['bandwidth', .*\]; did you mean 'wild'\?$"):
         scenario("wlid", 0)
+    with pytest.raises(PipelineError, match=r"no family 'xyz': there are \[.*\]$"):
+        scenario("xyz", 0)

@@ -48,7 +48,11 @@ def tuners(
     with clean_endings():
         chosen = tuple(TRAINED) if families is None else _names("--families", families)
         plan = Plan(chosen, scenarios, _names("--tuners", tuners), decisions)
-        rows = evaluate(plan, out, jobs, lambda n, of: tell(f"{n:,} of {of:,} scenarios"))
+        try:
+            rows = evaluate(plan, out, jobs, lambda n, of: tell(f"{n:,} of {of:,} scenarios"))
+        except KeyboardInterrupt as stop:
+            stop.add_note(f"with what is done in {out}; to go on: the same command")
+            raise
         lines = summarise(rows)
         for line in (as_markdown(lines) if markdown else as_text(lines)).splitlines():
             say(line)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 LINES = 20
 """Lines of the table over time, about."""
 
+FAILED = 1
+"""Exit code where the tuner raised an error."""
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -44,6 +47,9 @@ def simulate(
         if plot is not None:
             draw(trace, f"{drawn.name}, {tuner}", plot)
             say(f"drawn: {plot}")
+        if trace.tuner_failed is not None:
+            typer.echo(f"error: {tuner} failed, so this is no result of it: {trace.tuner_failed}", err=True)
+            raise typer.Exit(FAILED)
 
 
 def parse_scenario(text: str) -> "Scenario":
@@ -55,8 +61,8 @@ def parse_scenario(text: str) -> "Scenario":
     from intune.sim import scenario
 
     family, _, seed = text.rpartition("-")
-    if not family or not seed.isdecimal():
-        raise PipelineError(f"a scenario is FAMILY-SEED, as in wild-17, got {text!r}")
+    if not family or family.endswith("-") or not seed.isdecimal():
+        raise PipelineError(f"a scenario is FAMILY-SEED, as in wild-17, with a seed of 0 or more, got {text!r}")
     return scenario(family, int(seed))
 
 
@@ -79,10 +85,11 @@ def _costs(stage: "SimStage") -> str:
 
 
 def over_time(trace: "Trace") -> Iterator[str]:
-    """A line for every few decisions: what was got, and the concurrency by stage (- = open)."""
+    """A line for every few decisions: what was got, and the concurrency by stage."""
     if not trace.intervals:
         return
     numbers = " ".join(f"{number:>3}" for number in range(1, len(trace.intervals[0].concurrency) + 1))
+    yield "over time; under each stage's number the items that it may work on at once, - = no limit of its own:"
     yield f"{'seconds':>8} {'rows/s':>9} {'CPUs':>6} {'memory':>10} {'slots':>5}  {numbers}"
     every = max(1, round(len(trace.intervals) / LINES))
     before = 0.0
@@ -109,7 +116,7 @@ def outcome(trace: "Trace", drawn: "Scenario", tuner: str) -> Iterator[str]:
     if trace.died is not None:
         yield f"{tuner}: memory ran out: {trace.died}; {peak}"
     else:
-        yield f"{tuner}: {trace.rows_per_second():,.0f} rows/s over {trace.intervals[-1].seconds:.0f} s; {peak}"
+        yield f"{tuner}: {trace.rows_per_second():,.0f} rows/s over {trace.intervals[-1].seconds:g} s; {peak}"
 
 
 def sparkline(values: list[float]) -> str:

@@ -2,9 +2,8 @@
 
 import itertools
 import json
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from intune._errors import SourceError
+from intune._errors import PipelineError, SourceError
 from intune._values import Tuner
 from intune.control.controller import intervals as until_next
 from intune.sim.families import scenario
 from intune.sim.oracle import Best, Effort, oracle
 from intune.sim.play import Interval, Trace, play
 from intune.sim.scenario import Scenario
+from intune.sim.workers import carry_out
+from intune.sim.writable import make_folder
 from intune.tuners import RandomMoves, make_tuner
 
 WINDOWS = (0, 5, 10, 20, 40, 60)
@@ -64,7 +65,8 @@ class _Job:
 def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], None] = lambda n, of: None) -> list[Row]:
     """Run what is not in a file of results yet, and append it there, a line a run.
 
-    Oracles are kept in a folder beside the file. It may be stopped at any time and begun again with the same file.
+    Oracles are kept in a folder beside the file, of the same name but for the ending ".oracle". It may be stopped at
+    any time and begun again with the same file.
 
     Args:
         plan: What is run.
@@ -73,12 +75,13 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
         done: Called with the scenarios that are done and how many there are.
 
     Returns:
-        The rows of the plan, sorted.
+        The rows of the plan, sorted: who played where, what `measure` gives, and what the tuner raised as
+        `tuner_failed`, None if nothing.
 
     Raises:
-        PipelineError: If there is no such family or tuner.
+        PipelineError: If there is no such family or tuner, or the file has the ending of the folder.
         SourceError: If a line of the file is no row.
-        OSError: If the file cannot be read or written.
+        OSError: If file or folder cannot be read or written; found out before anything is run.
     """
     wanted = _keys(plan)
     have = {_key(row): row for row in read_rows(out)} if out.exists() else {}
@@ -86,11 +89,15 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
     for family, seed, tuner, *_ in (key for key in wanted if key not in have):
         missing.setdefault((family, seed), []).append(tuner)
     work = [_Job(family, seed, tuple(tuners)) for (family, seed), tuners in missing.items()]
-    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.with_suffix(".oracle")
+    if folder == out:
+        raise PipelineError(f"{out}: oracles are kept in a folder of that name, so give another ending, such as .jsonl")
+    make_folder(folder)
     _mend_end(out)
+    run = partial(_run, plan, folder)
     of = len({key[:2] for key in wanted})
-    with out.open("a", encoding="utf-8") as file:
-        for number, rows in enumerate(_carry_out(work, partial(_run, plan, out.with_suffix(".oracle")), jobs), 1):
+    with out.open("a", encoding="utf-8") as file, closing(carry_out(work, run, jobs)) as found:
+        for number, rows in enumerate(found, 1):
             file.writelines(json.dumps(row) + "\n" for row in rows)
             file.flush()
             have.update((_key(row), row) for row in rows)
@@ -190,21 +197,9 @@ def _run(plan: Plan, folder: Path, job: _Job) -> list[Row]:
         version = version_of(tuner)
         trace = play(drawn, tuner, plan.decisions)
         head = {"family": job.family, "seed": job.seed, "tuner": name, "version": version, "decisions": plan.decisions}
-        rows.append({**head, **measure(drawn, trace, bests, plan.decisions)})
+        figures = measure(drawn, trace, bests, plan.decisions)
+        rows.append({**head, **figures, "tuner_failed": trace.tuner_failed})
     return rows
-
-
-def _carry_out(work: Sequence[_Job], run: Callable[[_Job], list[Row]], jobs: int) -> Iterator[list[Row]]:
-    if jobs <= 1 or len(work) <= 1:
-        yield from map(run, work)
-        return
-    context = multiprocessing.get_context("spawn")  # the caller may have threads, which a fork would not survive
-    with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
-        try:
-            for future in as_completed([pool.submit(run, job) for job in work]):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _keys(plan: Plan) -> list[Key]:

@@ -4,6 +4,7 @@
 `HELD_OUT` were named before the first training; nothing is ever trained or tuned on them.
 """
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,10 +27,12 @@ def scenario(family: str, seed: int) -> Scenario:
     """The scenario of a family that belongs to a seed.
 
     Raises:
-        PipelineError: If there is no such family.
+        PipelineError: If there is no such family; it names the one that may have been meant.
     """
     if family not in FAMILIES:
-        raise PipelineError(f"no family {family!r}: there are {sorted(FAMILIES)}")
+        near = difflib.get_close_matches(family, FAMILIES, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise PipelineError(f"no family {family!r}: there are {sorted(FAMILIES)}{meant}")
     random = np.random.default_rng([seed, *family.encode()])
     return replace(FAMILIES[family](random), name=f"{family}-{seed}", seed=seed)
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from intune._values import Tuner
 from intune.control import Controller, Guard, Journal
 from intune.control.controller import intervals as until_next
+from intune.control.journal import Decision
 from intune.sim.discrete import OutOfMemory, Simulation
 from intune.sim.scenario import Scenario
+from intune.tuners import make_tuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,15 @@ class Trace:
         peak_bytes: The most memory that was held at any moment.
         died: What the memory was when the limit was passed; None = it never was.
         lines: The journal.
+        tuner_failed: What the tuner raised, when it first did; None = it never did. From then on its last good
+            allocation stood in for it, so that the run says nothing about the tuner.
     """
 
     intervals: tuple[Interval, ...]
     peak_bytes: float
     died: str | None
     lines: tuple[Mapping[str, object], ...]
+    tuner_failed: str | None = None
 
     def rows_per_second(self, first: int = 0, last: int | None = None) -> float:
         """Rows a second over the intervals from `first` up to `last`, that one left out; 0 after a death.
@@ -66,17 +71,33 @@ class Trace:
         return sum(each.rows for each in chosen) / (chosen[-1].seconds - before)
 
 
-def play(scenario: Scenario, tuner: Tuner, decisions: int = 60, *, interval_seconds: float = 1.0) -> Trace:
+class _Watching(Journal):
+    """A journal that remembers, however long ago, that the tuner failed."""
+
+    failed: str | None = None
+
+    def record(self, decision: Decision) -> None:
+        for event in decision.vetoed:
+            if event.kind == "tuner_failed" and self.failed is None:
+                self.failed = event.detail
+        super().record(decision)
+
+
+def play(scenario: Scenario, tuner: Tuner | str, decisions: int = 60, *, interval_seconds: float = 1.0) -> Trace:
     """Let a tuner steer a scenario.
 
     Args:
         scenario: What is run.
-        tuner: What decides; it is used as it is, so give a new one for each run.
+        tuner: What decides, or its name. An object is used as it is, so give a new one for each run.
         decisions: Decisions after the first, which it takes before anything runs.
         interval_seconds: Simulated seconds between two of them, once the first ones are over.
+
+    Raises:
+        PipelineError: If there is no tuner of that name, or the object has no method `propose`.
     """
+    tuner = make_tuner(tuner)
     simulation = Simulation(scenario)
-    journal = Journal(None, clock=simulation.clock)
+    journal = _Watching(None, clock=simulation.clock)
     controller = Controller(
         simulation, tuner, budget=simulation.budget, guard=Guard(), journal=journal, clock=simulation.clock
     )
@@ -105,4 +126,4 @@ def play(scenario: Scenario, tuner: Tuner, decisions: int = 60, *, interval_seco
         died = str(error)
     finally:
         simulation.close()
-    return Trace(tuple(intervals), simulation.peak_bytes, died, tuple(journal.lines()))
+    return Trace(tuple(intervals), simulation.peak_bytes, died, tuple(journal.lines()), journal.failed)

@@ -5,15 +5,17 @@ from typing import Any
 
 from intune._errors import PipelineError
 from intune.sim.play import Trace
+from intune.sim.writable import check_file
 
 ENDINGS = (".png", ".svg", ".pdf")
 
 
 def check_plot(path: Path) -> None:
-    """Find out before anything is run whether a picture can be made.
+    """Find out before anything is run whether a picture can be made and written there.
 
     Raises:
         PipelineError: If matplotlib is not installed, or the file's ending is none of a picture.
+        OSError: If the file cannot be written.
     """
     if path.suffix not in ENDINGS:
         raise PipelineError(f"{path}: the ending of a plot must be one of {', '.join(ENDINGS)}")
@@ -21,6 +23,7 @@ def check_plot(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise PipelineError('a plot needs matplotlib: pip install "intune[sim]"') from error
+    check_file(path)
 
 
 def plot(trace: Trace, title: str, path: Path) -> None:

@@ -4,10 +4,15 @@ Nothing here says how much stages disturb each other: that follows from what the
 on an idle machine, bytes are bytes, rates are a second.
 """
 
+import itertools
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
+
+from intune.sim.checks import Checks, is_number
 
 Kind = Literal["source", "map", "flat_map", "shuffle", "batch"]
+Executor = Literal["thread", "process"]
+What = Literal["cost", "bytes", "cpus", "memory", "trainer", "neighbours"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class SimStage:
 
     name: str
     kind: Kind = "map"
-    executor: Literal["thread", "process"] = "thread"
+    executor: Executor = "thread"
     wait_seconds: float = 0.0
     disk_bytes: float = 0.0
     network_bytes: float = 0.0
@@ -72,6 +77,26 @@ class SimStage:
     start_seconds: float = 0.3
     start_cpu_seconds: float = 0.2
     resident_bytes: float = 80e6
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: If one is none that a stage can have.
+        """
+        checks = Checks(f"stage {self.name!r}", self)
+        if not isinstance(self.name, str) or not self.name:
+            raise checks.wrong("name", "a text that is not empty")
+        checks.one_of("kind", get_args(Kind))
+        checks.one_of("executor", get_args(Executor))
+        checks.one_of("waits", (True, False, None))
+        checks.amounts("wait_seconds", "disk_bytes", "network_bytes", "serial_seconds", "lock_seconds", "cpu_seconds")
+        checks.amounts("moved_bytes", "contention", "coherency", "spread", "row_bytes", "bytes_spread", "scratch_bytes")
+        checks.amounts("start_seconds", "start_cpu_seconds", "resident_bytes")
+        checks.amounts("tail_factor", "kept", above=True)
+        checks.shares("tail_share")
+        checks.counts("rows", "children")
+        checks.counts("max_concurrency", optional=True)
 
     @property
     def takes_time(self) -> bool:
@@ -116,6 +141,26 @@ class SimMachine:
     max_processes: int = 64
     unmeasured: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: If one is none that a machine can have, or the memory limit is used up from the start.
+        """
+        checks = Checks("machine", self)
+        checks.counts("cpus", "max_threads", "max_processes")
+        checks.amounts("disk_bytes_per_second", "disk_stream_bytes_per_second", "memory_bytes_per_second", above=True)
+        checks.amounts("network_bytes_per_second", "network_stream_bytes_per_second", above=True)
+        checks.amounts("disk_seconds", "network_seconds", "baseline_bytes")
+        checks.shares("kept_share")
+        if self.memory_bytes is not None and not (
+            is_number(self.memory_bytes) and self.memory_bytes > self.baseline_bytes
+        ):
+            room = f"a number of bytes above baseline_bytes = {self.baseline_bytes:g}, or None for no limit"
+            raise checks.wrong("memory_bytes", room)
+        if not isinstance(self.unmeasured, frozenset):
+            raise checks.wrong("unmeasured", "a frozenset of names")
+
 
 @dataclass(frozen=True, slots=True)
 class SimTrainer:
@@ -141,6 +186,17 @@ class SimTrainer:
     growth_bytes: float = 0.0
     growth_steps: int = 10
 
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: If one is none that a trainer can have.
+        """
+        checks = Checks("trainer", self)
+        checks.amounts("device_seconds", "cpu_seconds", "lock_seconds", "pause_seconds", "growth_bytes")
+        checks.counts("threads", "growth_steps")
+        checks.counts("pause_every", least=0)
+
     @property
     def takes_time(self) -> bool:
         """Whether a step takes any."""
@@ -161,9 +217,24 @@ class Change:
     """
 
     seconds: float
-    what: Literal["cost", "bytes", "cpus", "memory", "trainer", "neighbours"]
+    what: What
     value: float
     stage: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: If it is no known change, its time or value is none that it can have, or there is a stage where
+                it is of none, or none where it is of one.
+        """
+        checks = Checks(f"change of {self.what!r}", self)
+        checks.one_of("what", get_args(What))
+        checks.amounts("seconds")
+        checks.amounts("value", above=self.what != "neighbours")
+        of_a_stage = self.what in ("cost", "bytes")
+        if of_a_stage != (self.stage is not None):
+            raise checks.wrong("stage", "the name of a stage" if of_a_stage else "None, as it is of no stage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +246,7 @@ class Scenario:
         stages: Source first.
         machine: What they share.
         trainer: Who consumes.
-        changes: What changes, in order of time.
+        changes: What changes; they must stand in order of time, and are refused where they do not.
         epoch_items: Items of the source an epoch.
         seed: Where costs and sizes of items are drawn from: the same item costs the same under every tuner.
     """
@@ -193,8 +264,12 @@ class Scenario:
 
         Raises:
             ValueError: If a name is used twice or is not the one that a shuffle or batch has, or the source is missing,
-                not first, or not the only one, or nothing takes any time, so that it would never pass.
+                not first, or not the only one, or nothing takes any time, so that it would never pass, or changes are
+                not in order of time.
         """
+        checks = Checks(f"scenario {self.name!r}", self)
+        checks.counts("epoch_items")
+        checks.counts("seed", least=0)
         names = [stage.name for stage in self.stages]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"{self.name}: stages {names} need names that differ, at least one")
@@ -216,3 +291,7 @@ class Scenario:
         for change in self.changes:
             if change.what in ("cost", "bytes") and change.stage not in names:
                 raise ValueError(f"{self.name}: a change of {change.stage!r}, which is no stage of {names}")
+        for before, after in itertools.pairwise(self.changes):
+            if after.seconds < before.seconds:
+                times = [change.seconds for change in self.changes]
+                raise ValueError(f"{self.name}: changes must be in order of time, got them at {times} s")
