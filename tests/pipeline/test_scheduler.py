@@ -77,10 +77,18 @@ class Held:
 
 
 class Consumed:
-    """The loader's batches, taken by a thread of their own."""
+    """The loader's batches, taken by a thread of their own.
 
-    def __init__(self, loader: Loader) -> None:
+    That no stage waits is decided beforehand, unless `open_trials`: to be measured alone a stage would wait for items
+    that are held inside.
+    """
+
+    def __init__(self, loader: Loader, open_trials: bool = False) -> None:
         self.rows: list[int] = []
+        for stage in loader._engine.live:
+            if stage.trial is not None and not open_trials:
+                stage.decide(False)
+        loader._engine.refresh()
         self._thread = threading.Thread(target=self._take, args=(loader,))
         self._thread.start()
 
@@ -440,7 +448,7 @@ class TestDoesItWait:
         pipe = batches(20).map(held, name="held", waits=None if stage == "the one measured" else True)
         with build(pipe, clock=clock) as loader:
             suspect_all(loader)
-            consumed = Consumed(loader)
+            consumed = Consumed(loader, open_trials=True)
             wait_for(lambda: held.inside == 1 and at_rest(loader, 1))
             clock.advance(2.0)
             loader._control._controller.step()  # type: ignore[attr-defined]
