@@ -242,6 +242,8 @@ class _Solver:
         self.idle = t.wait * m.cost + t.latency + self.disk + self.network
         self.disk_bound = t.disk_rate / np.maximum(_sum(v * disk), TINY)
         self.network_bound = t.network_rate / np.maximum(_sum(v * network), TINY)
+        # Shares of CPUs come near what fits round by round; whatever is left over, there are no more CPUs than that.
+        self.cpu_bound = m.cpus / np.maximum(_sum(v * (self.serial + self.lock + self.compute)), TINY)
 
     def _bytes(self) -> None:
         t, m = self.t, self.m
@@ -308,7 +310,7 @@ class _Solver:
         self.trainer = t.batch_rows / np.maximum(self.step, TINY)
         calm = 1 / (1 + self.order)
         consumer = _power(self.trainer / calm)
-        self.rate = _root(loader + consumer) * calm
+        self.rate = np.minimum(_root(loader + consumer) * calm, self.cpu_bound)
         self.parts = (places, slots, memory, consumer, loader + consumer)
 
     def _crowd(self, use: Floats, filled: Floats) -> Floats:
