@@ -18,16 +18,16 @@ import pytest
 
 pytest.importorskip("typer")
 
-from typer.testing import CliRunner, Result
 
 import intune
 from intune._machine import System, memory_limit
-from intune.cli.app import app
 from intune.cli.generate import progress_lines
 from intune.cli.own_rows import own_rows
 from intune.cli.train import new_run_dirs
 from intune.recsys.generate import write_criteo
 from intune.recsys.run_folder import RunFolder
+
+from .commands import invoke, user_error
 
 SMALL_MODEL = ("--rows-per-table", "500", "--batch-size", "100")
 COMMAND = (sys.executable, "-c", "import sys; from intune.cli import main; sys.exit(main())")
@@ -46,20 +46,6 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=False)
-
-
-def user_error(*arguments: str) -> str:
-    """The one line that a wrong command gives."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
-    return result.stderr.removeprefix("error: ").strip()
 
 
 def test_the_version() -> None:

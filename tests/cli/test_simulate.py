@@ -14,29 +14,16 @@ import pytest
 
 pytest.importorskip("typer")
 
-from typer.testing import CliRunner, Result
 
-from intune.cli.app import app
 from intune.cli.simulate import sparkline
 from intune.sim import scenario
+
+from .commands import invoke, user_error
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=False)
-
-
-def user_error(*arguments: str) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
-    return result.stderr.removeprefix("error: ").strip()
 
 
 class TestSimulate:

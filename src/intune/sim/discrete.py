@@ -26,11 +26,8 @@ from intune.pipeline.scheduler import Scheduler
 from intune.pipeline.scheduler import Task as EngineTask
 from intune.pipeline.segment import Context
 from intune.sim.parts import SimClock, SimGather, SimPool, SimSource, blank_block
-from intune.sim.resources import PARTS, Part, Resources, Task
+from intune.sim.resources import LOCK_TURN_SECONDS, PARTS, Part, Resources, Task
 from intune.sim.scenario import Change, Scenario, SimStage
-
-LOCK_TURN_SECONDS = 5e-3
-"""For how long a thread keeps the interpreter lock while others want it (`sys.getswitchinterval`)."""
 
 DRAWS = 1024
 
@@ -219,12 +216,12 @@ class Simulation:
 
     def _make_engine(self) -> Engine:
         machine = self.scenario.machine
-        queue = None if "run_queue_seconds" in machine.unmeasured else lambda: self._clock.queue_seconds
+        measured = "run_queue_seconds" not in machine.unmeasured
         gather = type("Gather", (SimGather,), {"make": staticmethod(self._made)})
         context = Context(
             self._clock,
             Ledger(None),
-            run_queue=queue or (lambda: None),
+            run_queue=lambda: self._clock.queue_seconds if measured else None,
             make_scheduler=lambda name, slots, threads: _SimScheduler(name, slots, threads, self._begin_task),
             make_gather=gather,
         )
@@ -470,7 +467,7 @@ class Simulation:
 
 def _draws_of(stage: SimStage) -> int:
     """How many draws of one parent give an item; the one after them finds the end and costs nothing."""
-    return {"source": 1, "flat_map": stage.children}.get(stage.kind, 1)
+    return stage.children if stage.kind == "flat_map" else 1
 
 
 def _nominal_rows(stages: tuple[SimStage, ...]) -> dict[str, float]:

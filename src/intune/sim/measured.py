@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from intune._values import CROWDS
+from intune.sim.resources import LOCK_TURN_SECONDS
 from intune.sim.steady import Moment, Steady, widest
 from intune.sim.tables import Tables, last_of
 from intune.tuners.view import Bools, Floats, View
 
-LOCK_TURN_SECONDS = 5e-3
-"""For how long a thread keeps the interpreter lock while others want it."""
 FULL = 0.85
 """Exponent of the number of places in how seldom all of them are taken."""
 SLOT_INSIDE, SLOT_GATHER = 0.06, 0.12

@@ -50,14 +50,13 @@ class SimSource:
     """A source of units of one block each.
 
     Args:
+        kind: Its name as a stage.
         units: Units an epoch.
         rows: Rows of a unit.
         row_bytes: Bytes of a row, on average.
         max_concurrency: The most units at once.
         make: Makes the block of the unit whose task ends now.
     """
-
-    kind = "read"
 
     def __init__(
         self, kind: str, units: int, rows: int, row_bytes: float, max_concurrency: int | None, make: Callable[[], Any]
@@ -116,7 +115,6 @@ class SimPool:
     Args:
         target: What they would run.
         start: Begins to start one; the simulation calls `started` when it is up.
-        changed: To be called when processes came or went; never from within a call of the engine.
         cpu: CPU seconds of the task whose result is being made.
         resident: Bytes of a process.
     """

@@ -22,6 +22,9 @@ from typing import Literal
 from intune.sim.scenario import SimMachine, SimStage
 
 Part = Literal["wait", "disk", "network", "serial", "lock", "cpu"]
+LOCK_TURN_SECONDS = 5e-3
+"""For how long a thread keeps the interpreter lock while others want it (`sys.getswitchinterval`)."""
+
 PARTS: tuple[Part, ...] = ("wait", "disk", "network", "serial", "lock", "cpu")
 
 

@@ -4,7 +4,7 @@ E is the number of workloads (1 for a live one), S the largest number of stages.
 in source rows: a stage's `visits` turn its items into those.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -91,16 +91,6 @@ class View:
     held_back: Floats
     vetoed: Floats
     changed: Floats
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(E, S)."""
-        workloads, stages = self.present.shape
-        return workloads, stages
-
-    def take(self, rows: npt.NDArray[np.int64]) -> "View":
-        """The workloads with these numbers, copied."""
-        return View(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 def view(snapshot: Snapshot, budget: Budget) -> View:
