@@ -223,19 +223,35 @@ class Model:
         unknown = _all_open(snapshot, budget)
         concurrency, reasons = dict(unknown.concurrency), dict(unknown.reasons)
         lock_seconds = sum(line.lock_seconds for line in lines)
+        spare = self._spare_processes(lines, found, budget)
         for line in lines:
-            concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, budget)
+            margin = spare if line.process else self._margin
+            concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, margin, budget)
         return Allocation(concurrency, self._slots(lines, found, budget), reasons=reasons)
 
-    def _limit(self, line: Line, found: Best, lock_seconds: float, budget: Budget) -> tuple[int | None, str]:
+    def _spare_processes(self, lines: list[Line], found: Best, budget: Budget) -> float:
+        """The margin of process stages, as far as all of them still fit: what is cut instead is cut where it is needed.
+
+        None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
+        """
+        most = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
+        limits, stages = self._limits(budget, budget.cpus), [line for line in lines if line.process]
+        for margin in (most, most / 2):
+            wanted = [enough(line, found.rate, margin) for line in stages]
+            held = sum(number * line.process_bytes for number, line in zip(wanted, stages, strict=True))
+            if sum(wanted) <= limits.processes and held <= limits.process_bytes:
+                return margin
+        return 0.0
+
+    def _limit(
+        self, line: Line, found: Best, lock_seconds: float, margin: float, budget: Budget
+    ) -> tuple[int | None, str]:
         """The concurrency of a stage, and why."""
         need, when_open = line.need(found.rate), self._open(line.name, budget)
-        wanted = enough(line, found.rate, self._margin)
+        wanted = enough(line, found.rate, margin)
         busy = f"busy on {need:.2f} at {_said(found)}"
         if line.process:
-            # None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
-            margin = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
-            return enough(line, found.rate, margin), f"{busy}; each process more costs memory"
+            return wanted, f"{busy}; each process more costs memory"
         if line.slows:
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
