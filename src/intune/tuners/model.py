@@ -37,7 +37,7 @@ from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot
 from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
-from intune.tuners._rows import as_before, in_force, most_useful
+from intune.tuners._rows import as_before, in_force, most_useful, rows_of_source_row
 from intune.tuners._trials import STARVED, Ramp, Trials
 
 HOLDS_LOCK = 0.2
@@ -95,6 +95,10 @@ class Model:
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
+        proposal = self._decide(snapshot, budget)
+        return replace(proposal, expected_rows_per_second=self._expected(proposal, snapshot, budget))
+
+    def _decide(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         lines = self._lines(budget)
@@ -133,6 +137,13 @@ class Model:
         slots = min(allocation.slots, budget.cpus)
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
         return predict(lines, given, self._limits(budget, slots))
+
+    def _expected(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> float | None:
+        """Rows a second that the training loop will take; None while a stage has no figures."""
+        rows, rate = rows_of_source_row(snapshot), self.predict(proposal, budget)
+        if rows is None or rate is None or len(self.beliefs) < len(snapshot.stages) or not math.isfinite(rate * rows):
+            return None
+        return rate * rows
 
     def target(self, budget: Budget) -> Allocation:
         """The allocation with the best predicted rate and the least concurrency, whatever is in force.
