@@ -37,7 +37,7 @@ from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot
 from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
-from intune.tuners._rows import as_before, in_force, most_useful, rows_of_source_row
+from intune.tuners._rows import in_force, most_useful, rows_of_source_row
 from intune.tuners._trials import STARVED, Ramp, Trials
 
 HOLDS_LOCK = 0.2
@@ -115,8 +115,8 @@ class Model:
         now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
         reached = self._rate(lines, now, budget) / found.rate if found.rate > 0 else 1.0
         if reached >= self._keep and not self._differs(now, target, snapshot, budget):
-            stays = as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
-            return replace(stays, slots=now.slots)
+            stays = f"as before: predicted at {reached:.0%} of the best"
+            return replace(now, reasons={name: f"{stays}; {why}" for name, why in target.reasons.items()})
         return target
 
     def update(self, snapshot: Snapshot) -> frozenset[str]:
