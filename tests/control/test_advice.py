@@ -82,7 +82,7 @@ def test_waiting_without_a_slot_is_advised_where_items_took_no_longer_with_many_
         (window(READ, asleep(wall_seconds_by_crowd=((1, 3, 0.01), (8, 97, 0.01)))), "not where its items take turns"),
         (window(READ, asleep()), "not where its items take turns"),
         (window(READ, asleep(wall_seconds_by_crowd=SAME), lock_wait_seconds=1e-3), "may wait for the interpreter lock"),
-        (window(stage("read", 7.9, 0.05, "source", wall_seconds_by_crowd=SAME)), "to wait less in stage read"),
+        (window(stage("read", 7.9, 0.05, "source", wall_seconds_by_crowd=SAME)), "more slots than CPUs (cpus=)"),
     ],
     ids=["longer", "always full", "few items", "not measured", "lock in use", "source"],
 )
@@ -141,6 +141,7 @@ def test_more_of_a_stage_at_its_own_limit_is_worth_what_slots_and_the_training_l
     assert "(up to 1.6 times as fast)" in help_of(window(stage("read", 3.0, kind="source"), narrow))
     holding = window(READ, narrow, lock_wait_seconds=0.01)
     assert "unless they only wait for the interpreter lock" in help_of(holding)
+    assert help_of(window(READ, stage("work", 0.95, max_concurrency=1), wait=0.98, slots=64)).endswith("allows that.")
     full = window(stage("read", 0.05, kind="source"), stage("more", 5.9), narrow)
     assert "more at once would gain little" in help_of(full)
 
@@ -155,7 +156,7 @@ def test_a_limit_that_the_tuner_set_is_given_with_its_reason() -> None:
     snapshot = window(READ, held)
     reasons = replace(snapshot.allocation, reasons={"work": "slows down with concurrency"})
     said = help_of(replace(snapshot, allocation=reasons))
-    assert said.endswith("less work in stage work; the tuner gave it 3 (slows down with concurrency).")
+    assert said.endswith("less work in stage work; it was given 3 (slows down with concurrency).")
 
 
 def test_processes_that_are_not_up_yet_are_named() -> None:
@@ -180,6 +181,10 @@ def test_cpu_names_the_cheaper_stage_more_cpus_others_and_the_quota() -> None:
     idle = stage("read", 0.006, kind="source"), stage("work", 3.0, wait_share={"input": 0.9})
     others = window(*idle, cpu_seconds_used=3.1, cpu_seconds_all=7.9)
     assert help_of(others) == "What would help: CPUs that other programs leave alone."
+    beside = window(stage("work", 7.9), cpu_seconds_used=4.0, cpu_seconds_all=7.9)
+    assert help_of(beside).startswith("What would help: CPUs that other programs leave alone, or stage work at half")
+    larger = window(stage("work", 7.9), cpu_seconds_used=4.0, cpu_seconds_all=30.0)
+    assert "other programs" not in help_of(larger)
 
 
 @pytest.mark.parametrize(

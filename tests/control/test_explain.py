@@ -285,7 +285,7 @@ def test_the_explanation_has_the_limit_first_and_then_figures_of_everything() ->
     snapshot = window(source(slot=0.8), work, events=(Event("vetoed", "work", "no room"), Event("epoch_end")))
     assert explain(snapshot).splitlines() == [
         limit(snapshot).sentence,
-        "What would help: less work in stage work; the tuner gave it 3.",
+        "What would help: less work in stage work; it was given 3.",
         "Trainer: 10 steps/s, waited for data 60 % of the time, so it could take up to 2.5 times as much.",
         "Stage read: concurrency open; 100 items/s; 20 ms an item (20 ms CPU); lacked slot 80 % of the time.",
         "Stage work: concurrency 3; 3 processes; 100 items/s; 20 ms an item (20 ms CPU); lacked input 20 % of the time.",  # noqa: E501

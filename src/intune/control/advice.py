@@ -5,7 +5,6 @@ limits of other stages would still allow. That items took longer with many at on
 other, as dear items make crowds by themselves; that they took no longer does show that they do not.
 """
 
-import math
 from collections.abc import Callable, Mapping
 
 from intune._values import Snapshot, StageSnapshot
@@ -21,6 +20,12 @@ FLAT = 1.25
 
 LONGER = 1.5
 """How many times as long items must take with many at once for a limit on them to be worth naming."""
+
+TELLING = 10.0
+"""A bound beyond this says nothing."""
+
+OTHERS_SHARE = 0.2
+"""Share of the CPUs' time from which other programs are named."""
 
 UNKNOWN = "cannot be told"
 
@@ -61,16 +66,18 @@ def _cpu(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     cpus = machine.cpus * snapshot.window_seconds
     if (machine.throttled_seconds or 0.0) >= THROTTLED_SHARE * cpus:
         said.append("a higher CPU quota")
+    if stage is None or _others(snapshot) >= OTHERS_SHARE * cpus:
+        said.append("CPUs that other programs leave alone")
     if stage is None:
-        return " or ".join([*said, "CPUs that other programs leave alone"])
+        return " or ".join(said)
     busy = sum(each.busy_seconds for each in snapshot.stages if not each.info.waits)
     most = trainer_bound(snapshot)
     if busy > 0:
         half = 1 / (1 - stage.busy_seconds / busy / 2)
-        said.append(f"stage {stage.name} at half its cost ({_times(min(half, most))})")
+        said.append(f"stage {stage.name} at half its cost{_times(min(half, most))}")
     more = f"the {machine.cpus} CPUs that there are" if slots < machine.cpus else "twice the CPUs"
     factor = machine.cpus / slots if slots < machine.cpus else 2.0
-    said.append(f"{more} ({_times(min(factor, most))}, if its stages scale)")
+    said.append(f"{more}{_times(min(factor, most), ', if its stages scale')}")
     return ", or ".join(said) + _hindered(stage)
 
 
@@ -94,14 +101,14 @@ def _concurrency(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
         how = f"a larger max_concurrency of stage {stage.name} in the next run, if what it does allows that"
     elif stage.concurrency is not None and most == stage.concurrency:
         why = snapshot.allocation.reasons.get(stage.name)
-        return f"less work in stage {stage.name}; the tuner gave it {most}{f' ({why})' if why else ''}"
+        return f"less work in stage {stage.name}; it was given {most}{f' ({why})' if why else ''}"
     else:
         how = f"more processes for stage {stage.name}: it may have more than the {most} that are up"
     if times < WORTH:
         little = "more at once would gain little, as slots or the training loop are full too"
         return f"less work in stage {stage.name}; {little}"
     holds = ", unless they only wait for the interpreter lock" if _python(snapshot, stage) else ""
-    return f"{how} ({_times(times)}{holds})"
+    return f"{how}{_times(times, holds)}"
 
 
 def _waits(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
@@ -115,7 +122,7 @@ def _waits(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     elif stage.info.kind in MOVABLE and stage.info.executor == "thread":
         how = f"waits=True on stage {stage.name} in the next run, so that it waits without a slot"
     else:
-        how = f"to wait less in stage {stage.name}"
+        how = f"more slots than CPUs (cpus=) in the next run, so that stage {stage.name} waits for more at once"
     if (snapshot.machine.lock_wait_seconds or 0.0) >= IN_USE_SECONDS and not stage.info.waits:
         return (
             f"cannot be told, as stage {stage.name} may wait for the interpreter lock, which Python code holds at times"
@@ -124,10 +131,10 @@ def _waits(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
         where = (
             "where what it waits for serves more at once (a network), not where its items take turns (a lock, a disk)"
         )
-        return f"perhaps {how}: it does {where}"
+        return f"perhaps {how}: that helps {where}"
     levels = f"with more than {found.few} at once its items took"
     if found.ratio <= FLAT:
-        return f"{how} ({times}): {levels} no longer than with fewer"
+        return f"{how}{times}: {levels} no longer than with fewer"
     either = "either dear items came together, or they take turns (a lock, a disk), and then more at once gain nothing"
     return f"{UNKNOWN}: {levels} {found.ratio:.1f} times as long as with fewer; {either}"
 
@@ -137,12 +144,12 @@ def _disk(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     less = "faster storage, or less to read (fewer columns, better compressed files)"
     times = _times(bound_without(snapshot, stage))
     if stage is None or found is None:
-        return f"{less} ({times})"
+        return f"{less}{times}"
     levels = f"with more than {found.few} at once its items took"
     if found.ratio <= FLAT:
-        return f"more at once in stage {stage.name} ({times}): {levels} no longer than with fewer"
+        return f"more at once in stage {stage.name}{times}: {levels} no longer than with fewer"
     longer = f"{levels} {found.ratio:.1f} times as long as with fewer, so that more at once may gain nothing"
-    return f"{less} ({times}); {longer}"
+    return f"{less}{times}; {longer}"
 
 
 def _memory(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
@@ -154,11 +161,21 @@ def _memory(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
 def _order(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     times = min(trainer_bound(snapshot), slots_bound(snapshot))
     rest = "ordered=False where order does not matter, a larger max_ahead, or items of more even cost, in the next run"
-    return rest if times < WORTH else f"{rest} ({_times(times)})"
+    return rest if times < WORTH else f"{rest}{_times(times)}"
 
 
 def _paused(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     return None if stage is None else f"to resume stage {stage.name}"
+
+
+def _others(snapshot: Snapshot) -> float:
+    """CPU seconds of other programs on the CPUs of this process; 0 where that is not known."""
+    machine = snapshot.machine
+    used, everything = machine.cpu_seconds_used, machine.cpu_seconds_all
+    # Of a machine with more CPUs than this process may use, the sum over all programs says nothing.
+    if used is None or everything is None or everything > 1.1 * machine.cpus * snapshot.window_seconds:
+        return 0.0
+    return max(0.0, everything - used)
 
 
 def _python(snapshot: Snapshot, stage: StageSnapshot) -> bool:
@@ -167,8 +184,9 @@ def _python(snapshot: Snapshot, stage: StageSnapshot) -> bool:
     return held and stage.info.executor == "thread"
 
 
-def _times(factor: float) -> str:
-    return "by how much is not known" if math.isinf(factor) else f"up to {factor:.1f} times as fast"
+def _times(factor: float, only: str = "") -> str:
+    """A bound in brackets, and what it holds under; nothing where it says nothing."""
+    return "" if factor > TELLING else f" (up to {factor:.1f} times as fast{only})"
 
 
 _BY_KIND: Mapping[str, Callable[[Snapshot, StageSnapshot | None], str | None]] = {
