@@ -549,7 +549,8 @@ class TestPausedConsumer:
     @pytest.mark.parametrize("prefetch", [1, 3])
     def test_batches_that_wait(self, prefetch: int) -> None:
         made: list[int] = []
-        pipe = intune.from_iterable(Stream(None)).batch(1).map(lambda batch: made.append(int(batch[0])) or batch)
+        pipe = intune.from_iterable(Stream(None)).batch(1)
+        pipe = pipe.map(lambda batch: made.append(int(batch[0])) or batch, waits=False)  # else as many as may wait
         with pipe.loader(cpus=1, prefetch=prefetch, max_ahead=16) as loader:
             running = iter(loader)
             for taken in range(1, 8):

@@ -28,6 +28,7 @@ import pytest
 
 from intune._errors import AllocationError, LoaderError, PipelineError, StageError, WorkerDiedError
 from intune._machine import System
+from intune.pipeline import process
 from intune.pipeline.handle import worker_environment
 from intune.pipeline.process import ProcessPool, _tightest_limit
 
@@ -1013,16 +1014,15 @@ def test_the_users_thread_count_arrives(make: Make, monkeypatch: pytest.MonkeyPa
     assert make(lambda: pa.cpu_count()).call() == 2
 
 
-def test_strings_hash_alike_in_all_workers(make: Make, threads: ThreadPoolExecutor) -> None:
-    barrier = threading.Barrier(2)
-    pool = make(lambda: (hash("word"), os.getpid()), workers=2)
-    until(lambda: pool.live == 2)
+def test_strings_hash_alike_in_all_workers(make: Make, threads: ThreadPoolExecutor, tmp_path: Path) -> None:
+    def look(folder: Path) -> Any:
+        (folder / str(os.getpid())).touch()
+        while len(list(folder.iterdir())) < 2:  # both are busy at once
+            time.sleep(0.001)
+        return hash("word"), os.getpid()
 
-    def call(_: int) -> Any:
-        barrier.wait()
-        return [pool.call() for _ in range(20)]
-
-    seen = {pair for pairs in threads.map(call, range(2)) for pair in pairs}
+    pool = make(look, workers=2)
+    seen = list(threads.map(pool.call, [tmp_path] * 2))
     assert len({pid for _, pid in seen}) == 2
     assert len({value for value, _ in seen}) == 1
 
@@ -1058,9 +1058,8 @@ def test_sizes_are_reached_and_told(make: Make) -> None:
     assert (pool.live, pool.starting, pool.resident_bytes(), pool.pids()) == (0, 0, None, [])
     for size in (3, 1, 2, 0):
         pool.resize(size)
-        until(lambda size=size: pool.live == size and not pool.starting and not pool.leaving)
-        assert len(pool.pids()) == size
-    until(lambda: told[-1] == 0)
+        until(lambda size=size: told[-1:] == [size] and not pool.starting and not pool.leaving)
+        assert pool.live == len(pool.pids()) == size
     assert {1, 2, 3} <= set(told)
     assert all(before != after for before, after in itertools.pairwise(told))
     with pytest.raises(AllocationError, match="-1 processes were asked for"):
@@ -1169,7 +1168,8 @@ class Closes:
             file.write("closed\n")
 
 
-def test_functions_are_closed_when_workers_leave(make: Make, tmp_path: Path) -> None:
+def test_functions_are_closed_when_workers_leave(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_CLOSE_SECONDS", PATIENCE)
     path = tmp_path / "log"
     path.touch()
     pool = make(Closes(path), workers=3)
@@ -1198,7 +1198,11 @@ def test_closing_ends_a_call_that_would_not_end(make: Make, gate: Gate, threads:
             use()
 
 
-def test_closing_lets_a_call_finish_that_is_about_to(make: Make, threads: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_closing_lets_a_call_finish_that_is_about_to(
+    make: Make, threads: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_CLOSE_SECONDS", PATIENCE)
+
     def work(path: str) -> str:
         Path(path).touch()
         time.sleep(0.1)
