@@ -16,6 +16,8 @@ from intune.pipeline.options import LoaderOptions
 from intune.pipeline.scheduler import Bell, Scheduler
 from intune.testing import ManualClock, TokenPool, assert_exactly_once, check_workload, emulated
 
+from .resting import at_rest
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -103,13 +105,6 @@ class Consumed:
 
 def batches(n: int) -> Pipeline:
     return intune.from_dataset(range(n)).batch(1)
-
-
-def at_rest(loader: Loader, busy: int) -> bool:
-    """Whether so many items are in hand, every other thread is idle, and so nothing more can begin."""
-    scheduler = loader._engine.scheduler
-    with scheduler.lock:
-        return len(scheduler._workers) - len(scheduler._idle) == busy == loader._engine.context.busy
 
 
 def apply(loader: Loader, slots: int | None = None, **concurrency: int | None) -> None:
