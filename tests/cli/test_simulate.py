@@ -157,7 +157,7 @@ class TestBench:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 class TestCtrlC:
     """A terminal sends it to all processes of the command at once."""
 

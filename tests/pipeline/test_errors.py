@@ -21,7 +21,7 @@ from intune.testing import assert_exactly_once
 
 from .resting import settle
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 BAD = 4242

@@ -21,7 +21,7 @@ import intune
 from intune import Pipeline
 from intune.pipeline import process
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 EXECUTORS = ["thread", "process"]

@@ -21,7 +21,7 @@ from intune.testing import ManualClock, assert_exactly_once
 
 from .resting import settle
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 class Rows:

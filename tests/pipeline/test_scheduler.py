@@ -18,7 +18,7 @@ from intune.testing import ManualClock, TokenPool, assert_exactly_once, check_wo
 
 from .resting import at_rest
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def wait_for(what: Callable[[], bool]) -> None:

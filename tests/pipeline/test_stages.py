@@ -17,7 +17,7 @@ import torch
 import intune
 from intune import Pipeline
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 ROWS = 50

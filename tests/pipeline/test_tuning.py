@@ -27,7 +27,7 @@ from intune.pipeline.options import LoaderOptions
 from intune.testing import assert_exactly_once
 from intune.tuners import RandomMoves, Static
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 ROWS = 10_000

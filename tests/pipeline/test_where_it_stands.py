@@ -20,7 +20,7 @@ import pytest
 import intune
 from intune import Loader, Pipeline
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 ROWS, BATCH = 300, 10
 OURS = str(Path(intune.__file__).parent / "pipeline")
