@@ -69,7 +69,7 @@ def test_does_not_pay_for_others():
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("leaky")
-    hasty = (HERE / "conftest.py").read_text().replace("GRACE_SECONDS = 2.0", "GRACE_SECONDS = 0.5")
+    hasty = (HERE / "conftest.py").read_text().replace("GRACE_SECONDS = 10.0", "GRACE_SECONDS = 0.5")
     (folder / "conftest.py").write_text(hasty)
     (folder / "test_leaky.py").write_text(LEAKY)
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]

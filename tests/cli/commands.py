@@ -1,4 +1,4 @@
-"""The command as tests call it, in this process."""
+"""The command as tests call it, in this process; and what they begin one with that is a process of its own."""
 
 import pytest
 
@@ -7,6 +7,9 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
 from intune.cli.app import app
+
+PATIENT = "import intune.cli.stopping as ends; ends.Unwinding.__init__.__defaults__ = (None, 60.0)\n"
+"""Begins a program in which the end that a signal brings may take long, as it does where the machine is busy."""
 
 
 def invoke(*arguments: str) -> Result:

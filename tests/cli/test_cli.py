@@ -27,10 +27,10 @@ from intune.cli.train import new_run_dirs
 from intune.recsys.generate import write_criteo
 from intune.recsys.run_folder import RunFolder
 
-from .commands import invoke, user_error
+from .commands import PATIENT, invoke, user_error
 
 SMALL_MODEL = ("--rows-per-table", "500", "--batch-size", "100")
-COMMAND = (sys.executable, "-c", "import sys; from intune.cli import main; sys.exit(main())")
+COMMAND = (sys.executable, "-c", PATIENT + "import sys; from intune.cli import main; sys.exit(main())")
 
 
 @pytest.fixture(autouse=True)

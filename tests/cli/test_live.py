@@ -33,6 +33,8 @@ from intune.recsys.progress import Standing
 from intune.testing.scenes import scenes
 from intune.testing.scenes import window as drawn
 
+from .commands import PATIENT
+
 GIB = 2**30
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
@@ -331,7 +333,7 @@ class PseudoTerminal:
         environment = os.environ | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
         for name in ("CI", "COLUMNS", "LINES", "TTY_INTERACTIVE"):
             environment.pop(name, None)
-        code = "import sys; from intune.cli import main; sys.exit(main())"
+        code = PATIENT + "import sys; from intune.cli import main; sys.exit(main())"
         self.main, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         self.before = termios.tcgetattr(terminal)

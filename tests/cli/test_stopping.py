@@ -25,6 +25,8 @@ from intune.cli.endings import clean_endings
 from intune.cli.stopping import Terminated, Unwinding
 from intune.recsys.generate import write_criteo
 
+from .commands import PATIENT
+
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 WORD = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
@@ -203,7 +205,7 @@ def at_call(place: str, call: int = 1, many: int = 1) -> str:
 
 def ended(number: int, where: str, *arguments: str, seconds: float = 100.0) -> tuple[int, str, str]:
     """Code, stdout and stderr of the command, with a signal sent to itself there; nothing of it is left."""
-    program = f"{SEND.format(number=number)}{where}\nimport sys\nfrom intune.cli import main\nsys.exit(main())"
+    program = f"{PATIENT}{SEND.format(number=number)}{where}\nimport sys\nfrom intune.cli import main\nsys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -217,7 +219,10 @@ def ended(number: int, where: str, *arguments: str, seconds: float = 100.0) -> t
     finally:
         if process.poll() is None:
             process.kill()
-    assert [each for each in psutil.process_iter() if session(each.pid) == process.pid] == []
+    deadline = time.monotonic() + 10  # for a moment after its streams were closed a process may still be there
+    while left := [each for each in psutil.process_iter() if session(each.pid) == process.pid]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
     return process.returncode, out, err
 
 
@@ -353,7 +358,7 @@ def test_at_any_moment(executor: str) -> None:
     """Moments at random over the whole of a short run, from the command's first line on."""
     write_criteo("logs/part-0.parquet", 20_000)
     begun = "import sys\nprint('begun', flush=True)\n"
-    program = f"import intune.cli\n{begun}sys.exit(intune.cli.main())"
+    program = f"{PATIENT}import intune.cli\n{begun}sys.exit(intune.cli.main())"
     options = ("--rows-per-table", "500", "--batch-size", "100", "--seconds", "1.5", "--executor", executor)
     for number in range(12):
         delay = random.Random(number).uniform(0.0, 6.0)

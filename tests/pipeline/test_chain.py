@@ -14,7 +14,7 @@ import pytest
 import intune
 from intune import Pipeline, PipelineError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def same(item: Any) -> Any:

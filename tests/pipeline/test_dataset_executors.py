@@ -21,7 +21,7 @@ from intune.pipeline.executors import PROBE_SECONDS
 from intune.pipeline.options import LoaderOptions
 from intune.testing import ManualClock
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 EXECUTORS = ["thread", "process", "auto"]

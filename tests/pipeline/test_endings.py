@@ -21,7 +21,7 @@ import intune
 from intune import Loader, LoaderError
 from intune.testing import assert_exactly_once
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 EXECUTORS = ["thread", "process"]

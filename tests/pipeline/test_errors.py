@@ -19,7 +19,9 @@ import intune
 from intune import Loader, Pipeline, SourceError, WorkerDiedError
 from intune.testing import assert_exactly_once
 
-pytestmark = pytest.mark.timeout(60)
+from .resting import settle
+
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 BAD = 4242
@@ -529,6 +531,7 @@ class TestKilledWorkers:
             (pool,) = (stage.pool for stage in loader._engine.live if stage.pool is not None)
             running = iter(loader)
             got = [next(running)]
+            settle(loader)
             for pid in pool.pids():  # type: ignore[attr-defined]
                 os.kill(pid, signal.SIGKILL)
             assert ids([*got, *running]) == list(range(6000))

@@ -12,7 +12,7 @@ from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial, Verdict
 from intune.pipeline.options import LoaderOptions
 from intune.testing import ManualClock
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 class FixedProbe:

@@ -19,8 +19,9 @@ import pytest
 
 import intune
 from intune import Pipeline
+from intune.pipeline import process
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 EXECUTORS = ["thread", "process"]
@@ -210,7 +211,9 @@ class TestNoFork:
         pipe = intune.from_iterable(range(50)).map(lambda i: os.getpid(), executor="process", max_concurrency=1)
         assert len(set(run(pipe, cpus=4))) == 1
 
-    def test_a_class_is_made_in_the_worker_and_closed_there(self, tmp_path: Path) -> None:
+    def test_a_class_is_made_in_the_worker_and_closed_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Counted:
             def __init__(self) -> None:
                 (tmp_path / f"made-{os.getpid()}").touch(exist_ok=False)
@@ -221,6 +224,7 @@ class TestNoFork:
             def close(self) -> None:
                 (tmp_path / f"closed-{os.getpid()}").touch(exist_ok=False)
 
+        monkeypatch.setattr(process, "_CLOSE_SECONDS", 30.0)
         assert run(intune.from_iterable(range(50)).map(Counted, executor="process"), epochs=2) == [*range(50)] * 2
         made = {file.name.split("-")[1] for file in tmp_path.glob("made-*")}
         closed = {file.name.split("-")[1] for file in tmp_path.glob("closed-*")}

@@ -19,7 +19,9 @@ from intune._compose import build_loader
 from intune.pipeline.options import LoaderOptions
 from intune.testing import ManualClock, assert_exactly_once
 
-pytestmark = pytest.mark.timeout(60)
+from .resting import settle
+
+pytestmark = pytest.mark.timeout(180)
 
 
 class Rows:
@@ -84,16 +86,6 @@ def sources(folder: Path, n: int) -> dict[str, Pipeline]:
 
 
 KINDS = ["list", "iterable", "map-style", "parquet"]
-
-
-def settle(loader: Loader) -> None:
-    """Wait until nothing is in hand and nothing more can begin."""
-    scheduler = loader._engine.scheduler
-    while True:
-        with scheduler.lock:
-            if not loader._engine.context.busy and len(scheduler._idle) == len(scheduler._workers):
-                return
-        time.sleep(0.001)
 
 
 class TestEachRowOnce:
@@ -470,7 +462,7 @@ class TestOrder:
             deadline = time.monotonic() + 30
             while len(reached) < 18 and time.monotonic() < deadline:
                 time.sleep(0.001)
-            wait_until_only_running(loader, 1)
+            settle(loader, 1)
             assert sorted(reached) == list(range(18))
             go.set()
             assert got + ids(running) == list(range(200))
@@ -496,16 +488,6 @@ class TestOrder:
             pytest.raises(LoaderError, match="ordered=True"),
         ):
             loader.state_dict()
-
-
-def wait_until_only_running(loader: Loader, count: int) -> None:
-    """Wait until so many items are in hand and every other thread is idle: nothing more can begin."""
-    scheduler = loader._engine.scheduler
-    while True:
-        with scheduler.lock:
-            if len(scheduler._workers) - len(scheduler._idle) == count == loader._engine.context.busy:
-                return
-        time.sleep(0.001)
 
 
 class TestPausedConsumer:
@@ -549,7 +531,8 @@ class TestPausedConsumer:
     @pytest.mark.parametrize("prefetch", [1, 3])
     def test_batches_that_wait(self, prefetch: int) -> None:
         made: list[int] = []
-        pipe = intune.from_iterable(Stream(None)).batch(1).map(lambda batch: made.append(int(batch[0])) or batch)
+        pipe = intune.from_iterable(Stream(None)).batch(1)
+        pipe = pipe.map(lambda batch: made.append(int(batch[0])) or batch, waits=False)  # else as many as may wait
         with pipe.loader(cpus=1, prefetch=prefetch, max_ahead=16) as loader:
             running = iter(loader)
             for taken in range(1, 8):

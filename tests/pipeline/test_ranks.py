@@ -14,7 +14,7 @@ import intune
 from intune import Pipeline, PipelineError
 from intune.testing import assert_exactly_once
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 class Rows:

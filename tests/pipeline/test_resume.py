@@ -19,7 +19,7 @@ from intune import Loader, Pipeline, StateError
 from intune.testing import assert_exactly_once, assert_same_after_resume
 from intune.tuners import RandomMoves, Static
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 ROWS, BATCH = 1000, 10

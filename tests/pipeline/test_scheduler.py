@@ -16,7 +16,9 @@ from intune.pipeline.options import LoaderOptions
 from intune.pipeline.scheduler import Bell, Scheduler
 from intune.testing import ManualClock, TokenPool, assert_exactly_once, check_workload, emulated
 
-pytestmark = pytest.mark.timeout(60)
+from .resting import at_rest
+
+pytestmark = pytest.mark.timeout(180)
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -103,13 +105,6 @@ class Consumed:
 
 def batches(n: int) -> Pipeline:
     return intune.from_dataset(range(n)).batch(1)
-
-
-def at_rest(loader: Loader, busy: int) -> bool:
-    """Whether so many items are in hand, every other thread is idle, and so nothing more can begin."""
-    scheduler = loader._engine.scheduler
-    with scheduler.lock:
-        return len(scheduler._workers) - len(scheduler._idle) == busy == loader._engine.context.busy
 
 
 def apply(loader: Loader, slots: int | None = None, **concurrency: int | None) -> None:
@@ -379,7 +374,7 @@ class TestDoesItWait:
 
     def test_real_sleep_is_found_out_and_told(self) -> None:
         def work(batch: Any) -> Any:
-            time.sleep(0.05 if batch[0] < 5 else 0)
+            time.sleep(0.3 if batch[0] < 2 else 0)  # so long that what disturbs it is little of it
             return batch
 
         pipe = intune.from_iterable(range(30)).batch(1).map(work, name="work")
@@ -415,18 +410,18 @@ class TestDoesItWait:
             nonlocal now
             with lock:
                 now += 1
-                if batch[0] < 3:
+                if batch[0] < 2:  # the second one decides, as it takes no time of the loader's clock
                     beside.append(now)
-            sum(range(1000))
+            time.sleep(0.01 if batch[0] < 2 else 0)
             with lock:
                 now -= 1
             return batch
 
         pipe = batches(40).map(work, name="first").map(work, name="second")
-        with pipe.loader(cpus=8) as loader:
+        with build(pipe, clock=ManualClock(), cpus=8) as loader:
             suspect_all(loader)
             list(loader)
-        assert beside == [1] * 6
+        assert beside == [1] * 4
 
     def test_a_stage_that_computes_is_never_measured_alone(self) -> None:
         """Two of its first items are inside at once: nothing waits for a measurement."""
@@ -464,9 +459,11 @@ def suspect_all(loader: Loader) -> None:
             stage.trial.suspected = True
 
 
-def build(pipe: Pipeline, clock: Any) -> Loader:
-    """A loader with an injected clock."""
-    return build_loader(pipe, LoaderOptions(tuner=Keep(), cpus=2), clock=clock)
+def build(pipe: Pipeline, clock: Any, cpus: int = 2) -> Loader:
+    """A loader with an injected clock, on which no thread ever waits for a CPU."""
+    loader = build_loader(pipe, LoaderOptions(tuner=Keep(), cpus=cpus), clock=clock)
+    loader._engine.context.run_queue = lambda: 0.0
+    return loader
 
 
 class Job:

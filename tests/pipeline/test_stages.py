@@ -17,7 +17,7 @@ import torch
 import intune
 from intune import Pipeline
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 ROWS = 50
@@ -565,7 +565,7 @@ class TestClasses:
             def close(self) -> None:
                 closed.append(self)
 
-        pipe = intune.from_iterable(range(12)).batch(1).map(Worker, waits=True)
+        pipe = intune.from_iterable(range(12)).batch(1).map(Worker, waits=True, max_concurrency=2)
         with pipe.loader(cpus=2) as loader:
             assert sum(len(batch) for batch in loader) == 12
             loader._engine.apply(intune.Allocation({"from_iterable": 1, "batch": 1, "Worker": 1}, slots=1))

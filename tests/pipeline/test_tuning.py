@@ -27,7 +27,7 @@ from intune.pipeline.options import LoaderOptions
 from intune.testing import assert_exactly_once
 from intune.tuners import RandomMoves, Static
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 ROWS = 10_000
@@ -109,13 +109,15 @@ class TestMovesDoNotTouchTheData:
         pipe = self.CHAINS[chain](intune.read_parquet(folder))
         with pipe.loader(cpus=6, tuner=RandomMoves(rng.randrange(99)), ordered=ordered) as loader:
             with Moving(self.mover(loader, by, rng)) as moving:
-                for _ in range(2):
+                epochs = 0
+                while epochs < 2 or moving.moves < 3:
                     got = ids(loader)
                     assert got == list(range(ROWS)) if ordered else assert_exactly_once(got, ROWS) is None
-            assert moving.moves > 0
+                    epochs += 1
             assert loader._engine.scheduler.peak_used <= 6
             assert loader._engine.scheduler.used == 0
-        assert held() == before
+        while held() != before:
+            time.sleep(0.001)
 
     def mover(self, loader: Loader, by: str, rng: random.Random) -> Callable[[], object]:
         engine = loader._engine
@@ -368,6 +370,7 @@ class TestJournal:
         with intune.read_parquet(folder).batch(32).loader(cpus=2, tuner="even", journal=file) as loader:
             ids(loader)
             loader._control._controller.step()  # type: ignore[attr-defined]
+            loader._control.stop()
             kept = loader.journal
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         assert [line["tick"] for line in lines] == [line["tick"] for line in kept]

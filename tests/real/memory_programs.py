@@ -94,7 +94,7 @@ def lowered(choices: dict[str, Any]) -> Any:
 
 def paused(choices: dict[str, Any]) -> Any:
     """Takes some items, then none: what is used once all is at rest, and after thirty more readings of the brake."""
-    with thread_loader(1_000_000, 16) as loader:
+    with thread_loader(1_000_000, 16, burst=1) as loader:
         running = iter(loader)
         first = [item_of(next(running)) for _ in range(60)]
         engine, brake = loader._engine, loader._control._brake.brake

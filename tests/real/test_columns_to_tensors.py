@@ -13,7 +13,7 @@ import pytest
 
 import intune
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import pytest
 
 import intune
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file, wherever it lies
 
 SCHEMA = pa.schema([("id", pa.int64()), ("count", pa.int64())])

@@ -11,7 +11,7 @@ import pytest
 
 import intune
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 GROUPS, ROWS = 40, 250
 

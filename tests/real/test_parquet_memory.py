@@ -59,10 +59,9 @@ pipe.take(1)  # loads what is loaded late
 pa.default_memory_pool().release_unused()
 before = resident()
 with pipe.loader(cpus=2) as loader:
-    for epoch in range(10):
-        for batch in loader:
-            pass
-        del batch
+    for epoch in range(3):
+        batches = list(loader)  # all at once, so that what is kept does not depend on how many are in hand
+        del batches
         used.append(resident())
     thread = threading.Thread(target=loader._control._brake._give_back, args=(0.0,))
     thread.start()

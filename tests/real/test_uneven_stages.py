@@ -19,7 +19,7 @@ from intune.pipeline.scheduler import Task
 from intune.testing import EmulatedClock, TokenPool, emulated
 from intune.tuners import Static
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 WARM_UP, MEASURED = 100, 400
 """Items that may come before the rate has to be reached, and items over which it is measured."""

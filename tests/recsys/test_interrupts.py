@@ -338,6 +338,7 @@ def test_in_the_save_however_often_it_is_finished(
             interrupt()
 
     with monkeypatch.context() as patched:
+        patched.setattr(Interrupts.__init__, "__defaults__", (60.0,))  # a busy disk may take long
         patched.setattr(training._Loop, "_step", at_call(4, training._Loop._step, interrupt))
         patched.setattr(os, "fsync", at_call(3, os.fsync, in_the_save))  # after config.json and its folder
         said = stopped(config(rows, tmp_path / "run"))
