@@ -87,6 +87,24 @@ class MemoryGroup:
         lines = (self.path / "memory.oom_control").read_text().splitlines()
         return int(dict(line.split() for line in lines)["oom_kill"])
 
+    @contextmanager
+    def neighbour(self, size: int) -> Iterator[None]:
+        """Another program in the group, no child of ours, which takes so many bytes in about four seconds."""
+        take = (
+            "import sys, time\nheld = []\n"
+            f"for _ in range(40): held.append(b'1' * {size // 40}); time.sleep(0.1)\n"
+            "print('ready', flush=True); sys.stdin.readline()"
+        )
+        inside = f'echo $$ > {self.path}/cgroup.procs && exec "$0" "$@"'
+        command = ["sh", "-c", inside, sys.executable, "-c", take]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            try:
+                assert program.stdout.readline() == "ready\n"
+                yield
+            finally:
+                program.communicate("\n", timeout=HANG_SECONDS)
+
     def end(self) -> Any:
         """What the program says last, as JSON; nothing in its group was killed, and it said nothing else."""
         assert self._child is not None
