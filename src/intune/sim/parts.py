@@ -85,6 +85,10 @@ class SimSource:
         """Bytes of a block on average: what a footer says."""
         return int(self._rows * self._row_bytes)
 
+    def kept_bytes(self, unit: int) -> int:
+        """Nothing: a unit is one block."""
+        return 0
+
     def describe(self, unit: int) -> str:
         """Its number."""
         return f"unit {unit}"
