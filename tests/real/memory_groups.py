@@ -89,12 +89,8 @@ class MemoryGroup:
 
     @contextmanager
     def neighbour(self, size: int) -> Iterator[None]:
-        """Another program in the group, no child of ours, which takes so many bytes in about four seconds."""
-        take = (
-            "import sys, time\nheld = []\n"
-            f"for _ in range(40): held.append(b'1' * {size // 40}); time.sleep(0.1)\n"
-            "print('ready', flush=True); sys.stdin.readline()"
-        )
+        """Another program in the group, no child of its first one, that has so many bytes."""
+        take = f"import sys; held = b'1' * {size}; print('ready', flush=True); sys.stdin.readline()"
         inside = f'echo $$ > {self.path}/cgroup.procs && exec "$0" "$@"'
         command = ["sh", "-c", inside, sys.executable, "-c", take]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
