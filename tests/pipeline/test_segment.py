@@ -453,7 +453,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         else:
             assert draw.charge is not None
             self.ledger.true_up(item.charge, {id(made): made.read})
-            self.ledger.true_up(draw.charge, {id(made): made.read, id(draw): draw.unit.kept})
+            if draw.unit.kept:  # it holds on to the last one too
+                self.ledger.true_up(draw.charge, {id(made): made.read, id(draw): draw.unit.kept})
             item.held(made.read)
             item.payload = made
             draw.given += 1

@@ -23,7 +23,20 @@ from intune.pipeline.stage import LiveStage
 class Drawing:
     """A parent whose items are being drawn: a unit of the source, or an item before a flat_map."""
 
-    __slots__ = ("bound", "call", "children", "draw", "drawn", "kept", "origin", "parent", "path", "position", "rows")
+    __slots__ = (
+        "bound",
+        "call",
+        "children",
+        "draw",
+        "drawn",
+        "kept",
+        "last",
+        "origin",
+        "parent",
+        "path",
+        "position",
+        "rows",
+    )
 
     def __init__(self, path: Path, position: int, bound: int, origin: Callable[[], str], parent: Item | None) -> None:
         self.path, self.position, self.bound, self.origin, self.parent = path, position, bound, origin, parent
@@ -31,6 +44,7 @@ class Drawing:
         self.children = 0
         self.call: StageCall | None = None
         self.kept: Charge | None = None
+        self.last: Any = None
         self.drawn = 0
         self.rows = 0.0
 
@@ -402,14 +416,16 @@ class UnitNode(DrawNode):
         return drawing
 
     def _drew(self, drawing: Drawing, child: Child) -> None:
-        """What reads a unit holds on to the last block until it gives the next one."""
-        assert drawing.kept is not None
-        self.context.ledger.true_up(drawing.kept, {**child.sizes, id(drawing): drawing.kept.reserved})
+        """What keeps something between two blocks holds on to the last one until it gives the next."""
+        kept = drawing.kept
+        if kept is not None and kept.reserved:
+            drawing.last = child.payload  # else its addresses, by which it is charged, might be another's meanwhile
+            self.context.ledger.true_up(kept, {**child.sizes, id(drawing): kept.reserved})
 
     def _let_go(self, drawing: Drawing) -> None:
         if drawing.kept is not None:
             self.context.ledger.release(drawing.kept)
-            drawing.kept = None
+            drawing.kept = drawing.last = None
 
     def _closed(self, drawing: Drawing) -> None:
         self._let_go(drawing)
