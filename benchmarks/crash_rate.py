@@ -10,65 +10,21 @@ that it can be stopped and goes on where it was. All of it takes three hours, so
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
 import threading
-import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from _crash_programs import OURS, THEIRS
 from _crash_scenarios import MIB, SEED, scenario
+from _groups import kills, memory_group, set_limit, start, used
 from _rounds import RESULTS, report
-
-from intune._machine import System
-from intune._machine.cgroups import levels
 
 GRACE_SECONDS = 60.0
 SAMPLE_SECONDS = 0.02
 HERE = Path(__file__).parent
-
-
-@contextmanager
-def memory_group() -> Iterator[Path]:
-    """A memory group below the one that holds this process, removed at the end."""
-    own = [level for level in levels(System(), "memory") if level.version == 1]
-    if not own:
-        raise SystemExit("no memory hierarchy of version 1 is mounted: this benchmark needs one that it may write to")
-    path = Path(own[0].path) / f"intune-bench-{uuid.uuid4().hex}"
-    path.mkdir()
-    try:
-        yield path
-    finally:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Remove a group; for a moment after its last process ended the kernel may call it busy."""
-    for _ in range(500):
-        try:
-            path.rmdir()
-            return
-        except OSError:
-            time.sleep(0.02)
-    raise RuntimeError(f"{path} is still in use")
-
-
-def stat(group: Path) -> dict[str, int]:
-    """What a group says of its memory."""
-    lines = (group / "memory.stat").read_text().splitlines()
-    return {name: int(value) for name, value in (line.split() for line in lines)}
-
-
-def used(group: Path) -> int:
-    """Anonymous and shared bytes of a group."""
-    found = stat(group)
-    return found["total_rss"] + found.get("total_shmem", 0)
 
 
 class Peak:
@@ -92,24 +48,9 @@ class Peak:
             self.bytes = max(self.bytes, used(self.group))
 
 
-def start(name: str, seconds: float, python: str, group: Path) -> subprocess.Popen[str]:
-    """A program, inside its group from its first instruction on, that has done its imports."""
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    inside = f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"'
-    child = subprocess.Popen(
-        ["sh", "-c", inside, python, str(HERE / "_crash_programs.py"), name, str(seconds)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-    )
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    if line.strip() != "ready":
-        child.kill()
-        raise RuntimeError(f"{name} did not start: {child.communicate()[1][-2000:]}")
-    return child
+def program(name: str, seconds: float, python: str, group: Path) -> "subprocess.Popen[str]":
+    """One of the programs, ready to be told its scenario."""
+    return start([python, str(HERE / "_crash_programs.py"), name, str(seconds)], group)
 
 
 def baseline(python_of: dict[str, str]) -> int:
@@ -117,7 +58,7 @@ def baseline(python_of: dict[str, str]) -> int:
     sizes = []
     for name in ("shared", "tf.data"):
         with memory_group() as group:
-            child = start(name, 1.0, python_of[name], group)
+            child = program(name, 1.0, python_of[name], group)
             sizes.append(used(group))
             child.kill()
             child.communicate()
@@ -127,8 +68,9 @@ def baseline(python_of: dict[str, str]) -> int:
 def run(number: int, name: str, limit: int, seconds: float, python: str) -> dict[str, Any]:
     """One program on one pipeline."""
     with memory_group() as group:
-        child = start(name, seconds, python, group)
-        (group / "memory.limit_in_bytes").write_text(str(limit))
+        child = program(name, seconds, python, group)
+        if not set_limit(group, limit):
+            raise RuntimeError(f"the kernel refused a limit of {limit} bytes")
         text = json.dumps({"scenario": scenario(number).as_json(), "limit_bytes": limit})
         with Peak(group) as peak:
             try:
@@ -138,7 +80,6 @@ def run(number: int, name: str, limit: int, seconds: float, python: str) -> dict
                 child.kill()
                 out, err = child.communicate()
                 hung = True
-        kills = dict(line.split() for line in (group / "memory.oom_control").read_text().splitlines())
         killed = child.returncode == -9 and not hung
         found: dict[str, Any] = {}
         if child.returncode == 0:
@@ -148,7 +89,7 @@ def run(number: int, name: str, limit: int, seconds: float, python: str) -> dict
             "program": name,
             "limit_mib": limit // MIB,
             "killed": killed,
-            "kills_in_group": int(kills.get("oom_kill", 0)),
+            "kills_in_group": kills(group),
             "hung": hung,
             "failed": None if child.returncode == 0 or killed or hung else err.strip().splitlines()[-1:],
             "items_per_second": found["items"] / found["seconds"] if found else None,

@@ -29,7 +29,7 @@ from intune._machine import (
 from intune._values import Allocation, Budget, Event, Snapshot
 from intune._words import size
 from intune.control import Controller, Guard, Journal
-from intune.control.brake import Brake, BrakeThread
+from intune.control.brake import Brakes, BrakeThread
 from intune.control.explain import explain
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
@@ -96,8 +96,8 @@ class LoaderControl:
 class _Watched:
     """The engine as the controller's workload; keeps the last window for whoever asks."""
 
-    def __init__(self, engine: Engine, brake: Brake) -> None:
-        self._engine, self._brake = engine, brake
+    def __init__(self, engine: Engine, brakes: Brakes) -> None:
+        self._engine, self._brakes = engine, brakes
         self._newest: Snapshot | None = None
         self.last: Snapshot | None = None
         self.measured: Snapshot | None = None
@@ -110,7 +110,7 @@ class _Watched:
 
     def snapshot(self) -> Snapshot:
         """Close the window."""
-        self._newest = replace(self._engine.snapshot(), rest_bytes=self._brake.rest_bytes)
+        self._newest = self._brakes.told(self._engine.snapshot())
         return self._newest
 
     def note(self, event: Event) -> None:
@@ -218,10 +218,6 @@ def build_loader(
         share, options.ordered, options.on_error == "skip", options.prefetch, options.max_ahead, options.epochs
     )
 
-    def used() -> tuple[int, int] | None:
-        use = headroom.read()
-        return None if use is None else (use.limit_bytes, use.used_bytes)
-
     pools = weakref.WeakSet[ProcessPool]()
 
     def make_pool(
@@ -239,8 +235,8 @@ def build_loader(
     engine = Engine(pipeline, chosen, context, first, meter.window, make_pool)
     try:
         kept = _open_journal(options.journal, clock)
-        brake = BrakeThread(engine, used, engine.note, release, clock)
-        watched = _Watched(engine, brake.brake)
+        brake = BrakeThread(engine, headroom.read_all, engine.note, release, clock)
+        watched = _Watched(engine, brake.brakes)
         controller = Controller(
             watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock, tell=watched.note
         )

@@ -5,7 +5,7 @@ figures (of one window) and lifetime figures never share a field.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 Cause = Literal["input", "order", "room", "memory", "slot"]
@@ -107,7 +107,8 @@ class StageSnapshot:
         item_bytes_max: Largest finished item in bytes.
         waiting_items: Items that wait before it at the end of the window.
         waiting_bytes: Bytes of those items.
-        process_resident_bytes: Mean resident bytes of one of its worker processes.
+        process_resident_bytes: Mean resident bytes of one of its worker processes that has done an item.
+        process_growth_bytes: Bytes that those will hold more that have done none yet. None = not known.
         saturated_concurrency: Largest concurrency at which it was seen fully used in its lifetime.
     """
 
@@ -136,6 +137,7 @@ class StageSnapshot:
     waiting_items: int = 0
     waiting_bytes: int | None = None
     process_resident_bytes: int | None = None
+    process_growth_bytes: int | None = None
     saturated_concurrency: int | None = None
 
     @property
@@ -166,6 +168,30 @@ class ConsumerSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """A memory limit, and what is used of it by all that it is for.
+
+    Attributes:
+        limit_bytes: The limit.
+        used_bytes: What is used of it; None = not measured.
+        limit_from: What sets it: the file or call that it was read from, or that the user chose it.
+        used_from: The file or call that `used_bytes` was read from.
+        rest_bytes: Of what is used, what items in flight do not explain: the least of the last ten seconds. None = not
+            known.
+        chosen: Whether it is that of the budget, which a user chose for this process and its descendants.
+        with_processes: Whether it is for worker processes too.
+    """
+
+    limit_bytes: int
+    used_bytes: int | None
+    limit_from: str = ""
+    used_from: str = ""
+    rest_bytes: int | None = None
+    chosen: bool = False
+    with_processes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class MachineSnapshot:
     """The machine over one window. `read_from` says where each figure came from.
 
@@ -177,9 +203,10 @@ class MachineSnapshot:
         pressure_share: Share of the window in which some task waited for a CPU (PSI some).
         lock_wait_seconds: Mean seconds that a thread waits for the interpreter lock (probe thread).
         read_bytes: Bytes read from storage by this process tree in the window.
-        memory_bytes: Memory of the process tree, or of its cgroup (anonymous + shared).
-        memory_limit_bytes: Tightest limit on it.
+        memory_bytes: Memory of the process tree, or of its cgroup (anonymous + shared): of what the limit is for.
+        memory_limit_bytes: The limit on it that is nearest to being reached.
         read_from: By field name, the file or call that it was read from.
+        memory: Every limit with what is used of it; empty where only the nearest is told.
     """
 
     cpus: int
@@ -192,6 +219,7 @@ class MachineSnapshot:
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
     read_from: Mapping[str, str] = field(default_factory=dict)
+    memory: tuple[MemoryUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +252,8 @@ class Snapshot:
         in_flight_items: Items in the pipeline at the end of the window.
         in_flight_bytes: Bytes that they hold, each buffer once.
         in_flight_bytes_limit: The limit on those bytes that was in force; None = none.
-        rest_bytes: Used memory that those bytes do not explain, the least of the last ten seconds: what would remain
-            without items in flight. None = not measured.
+        rest_bytes: Of the machine's `memory_bytes` what those bytes do not explain, the least of the last ten seconds:
+            what would remain without items in flight. None = not measured.
         held_back_share: Share of the window in which a CPU slot was free and only memory kept an item from going on.
         epoch: The epoch being delivered; None before the first.
         events: What happened in it, what became of the tuner's last proposal included.
@@ -244,6 +272,22 @@ class Snapshot:
     held_back_share: float = 0.0
     epoch: int | None = None
     events: tuple[Event, ...] = ()
+
+
+def memory_uses(snapshot: Snapshot, budget: Budget) -> tuple[MemoryUse, ...]:
+    """Each memory limit that holds now, with its own use and rest; empty where the budget has none.
+
+    The one that a user chose is as the budget now says. Of a workload that tells of one limit only, that or the
+    budget's holds, whichever is tighter.
+    """
+    machine, limit = snapshot.machine, budget.memory_bytes
+    if limit is None:
+        return ()
+    if machine.memory:
+        return tuple(replace(use, limit_bytes=limit) if use.chosen else use for use in machine.memory)
+    if machine.memory_limit_bytes is not None:
+        limit = min(limit, machine.memory_limit_bytes)
+    return (MemoryUse(limit, machine.memory_bytes, rest_bytes=snapshot.rest_bytes),)
 
 
 class Workload(Protocol):

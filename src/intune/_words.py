@@ -53,3 +53,8 @@ def clock(seconds: float) -> str:
     if hours:
         return f"{hours:,}:{minutes:02}:{rest:02}"
     return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+def or_open(concurrency: int | None) -> str:
+    """A limit of a stage's concurrency: "4", or "open"."""
+    return "open" if concurrency is None else str(concurrency)

@@ -137,6 +137,26 @@ def test_the_limit_that_a_user_chose_is_for_the_tree(machine: Any, clock: Any) -
     assert read(machine, clock, own=GIB)[:3] == (4096, 3500, f"{POINT}/job/memory.max")
 
 
+def test_all_limits_are_told_each_with_its_own_use(machine: Any, clock: Any) -> None:
+    machine.mount("v2", POINT, group="/pod/job")
+    v2(machine, f"{POINT}/pod", 8 * GIB, 3 * GIB)
+    v2(machine, f"{POINT}/pod/job", 4 * GIB, 2 * GIB)
+    tree(machine, 100 * MIB, address_space=5 * GIB)
+    uses = headroom(machine, clock, own=GIB, address_space=16 * GIB).read_all()
+    found = {use.limit_from.replace(str(machine.root), ""): use for use in uses}
+    assert {
+        name: (use.limit_bytes // MIB, use.used_bytes and use.used_bytes // MIB) for name, use in found.items()
+    } == {
+        f"{POINT}/pod/job/memory.max": (4096, 2048),
+        f"{POINT}/pod/memory.max": (8192, 3072),
+        "RLIMIT_AS": (16 * 1024, 5 * 1024),
+        "MemTotal in /proc/meminfo": (64 * 1024, 4 * 1024),
+        "the loader's memory=": (1024, 100),
+    }
+    assert [name for name, use in found.items() if use.chosen] == ["the loader's memory="]
+    assert [name for name, use in found.items() if not use.with_processes] == ["RLIMIT_AS"]
+
+
 def test_a_user_s_limit_above_the_group_s_changes_nothing(machine: Any, clock: Any) -> None:
     machine.mount("v2", POINT, group="/job")
     v2(machine, f"{POINT}/job", GIB, 100 * MIB)

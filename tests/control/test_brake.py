@@ -4,6 +4,7 @@ import itertools
 import logging
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 import intune
 from intune import _shares
 from intune._compose import build_loader
-from intune._values import Event
-from intune.control.brake import SECONDS, Brake, BrakeThread, Reading, level
+from intune._values import Event, MemoryUse
+from intune.control.brake import SECONDS, Brake, Brakes, BrakeThread, Reading, level
 from intune.pipeline.options import LoaderOptions
-from intune.testing import ManualClock
+from intune.testing import ManualClock, blank_snapshot
 
 from .plant import BASE, Plant, Scene, run, scene
 
@@ -80,6 +81,13 @@ class TestWhatMayBeInFlight:
         assert observed(*readings, *[(at, 10_000, 3500 + charged, charged, charged, 3000) for at in (1.5, 2.0)]) == (
             int(min(room, 1.5 * charged + room / 8))
         )
+
+    def test_what_processes_will_hold_is_left_free_though_it_is_not_used_yet(self) -> None:
+        brake = Brake()
+        assert brake.observe(Reading(0.0, 10_000, 500, 0, 0, 400, 6000)).in_flight_bytes == (8200 - 6000) // 8
+        assert brake.rest_bytes == 500
+        assert brake.observe(Reading(0.1, 10_000, 500, 0, 0, 400, 9000)).in_flight_bytes == 0
+        assert not brake.holding
 
     def test_where_memory_grows_faster_than_what_is_charged_the_room_is_less(self) -> None:
         idle, busy = (0.0, 10_000, 500, 0, 0), (1.0, 10_000, 3500, 1500, 2000)
@@ -294,6 +302,67 @@ class TestHowOftenItLooks:
         assert _shares.BRAKE_PLANS < _shares.GUARD_PLANS <= _shares.HARD == _shares.COMPARED
 
 
+class TestSeveralLimits:
+    """Of a tree and of the group that it is in, whose other members use 3,000."""
+
+    def observed(self, *steps: tuple[float, int, int, int], group: int = 5000) -> tuple[int, Brakes]:
+        """(seconds, used of the tree, used of the group, charged), with limits of 2,000 and 5,000."""
+        brakes = Brakes()
+        for seconds, tree, all_of_it, charged in steps:
+            uses = [MemoryUse(2000, tree, "tree", chosen=True), MemoryUse(group, all_of_it, "group")]
+            said = brakes.observe(seconds, uses, Work(charged))
+        return said.in_flight_bytes, brakes
+
+    def test_the_least_of_what_they_allow_holds(self) -> None:
+        roomy = Brake().observe(Reading(0.0, 5000, 3100, 0, 0)).in_flight_bytes
+        tight = Brake().observe(Reading(0.0, 2000, 100, 0, 0)).in_flight_bytes
+        assert self.observed((0.0, 100, 3100, 0))[0] == min(roomy, tight) == roomy
+        assert self.observed((0.0, 100, 3100, 0), group=9000)[0] == tight
+
+    def test_the_least_that_was_used_of_one_is_no_rest_of_another(self) -> None:
+        """The group becomes the nearer one as its others take more: of it 3,000 are not ours to use."""
+        steady = [(step * STEP, 600, 600 if step < 8 else 4000, 500) for step in range(100)]
+        allowed, brakes = self.observed(*steady)
+        assert (brakes.rest_bytes("tree"), brakes.rest_bytes("group")) == (100, 3500)
+        assert brakes.rest_bytes("none") is None
+        assert allowed == int(level(0.87, 5000, 3500)) - 3500
+
+    def test_it_holds_while_any_of_them_is_passed_and_names_that_one(self) -> None:
+        brakes = Brakes()
+        held = []
+        for step, (tree, all_of_it) in enumerate([(100, 3100), (100, 4600), (1900, 4600), (1900, 3100), (100, 3100)]):
+            uses = [MemoryUse(2000, tree, "tree"), MemoryUse(5000, all_of_it, "group")]
+            said = brakes.observe(20.0 * step, uses, Work(1000))
+            assert (said.in_flight_bytes == 0) == (brakes.holding is not None)
+            held.append(brakes.holding)
+        names = [None if use is None else (use.limit_from, use.used_bytes) for use in held]
+        assert names == [None, ("group", 4600), ("tree", 1900), ("tree", 1900), None]
+
+    def test_processes_count_only_where_the_limit_is_for_them(self) -> None:
+        uses = [MemoryUse(9000, 900, "tree"), MemoryUse(9000, 900, "space", with_processes=False)]
+        brakes = Brakes()
+        brakes.observe(0.0, uses, Work())
+        brakes.observe(1.0, uses, Work(processes=500))
+        assert (brakes.rest_bytes("tree"), brakes.rest_bytes("space")) == (900, 900)
+        assert [brake._moments[-1].rest for brake in brakes._brakes.values()] == [400, 900]
+
+    def test_a_limit_that_is_no_more_is_forgotten(self) -> None:
+        brakes = Brakes()
+        brakes.observe(0.0, [MemoryUse(1000, 950, "old"), MemoryUse(9000, 100, "new")], Work(900))
+        assert brakes.holding is not None
+        assert brakes.observe(0.1, [MemoryUse(9000, 100, "new")], Work()).in_flight_bytes > 0
+        assert (brakes.holding, brakes.rest_bytes("old")) == (None, None)
+
+    def test_a_snapshot_is_told_the_rest_of_each_and_of_the_nearest(self) -> None:
+        _, brakes = self.observed((0.0, 100, 3100, 0))
+        blank = blank_snapshot([])
+        memory = tuple(MemoryUse(5000, 3200, name) for name in ("group", "tree", "new"))
+        machine = replace(blank.machine, memory=memory, read_from={"memory_limit_bytes": "group"})
+        told = brakes.told(replace(blank, machine=machine))
+        assert [use.rest_bytes for use in told.machine.memory] == [3100, 100, None]
+        assert told.rest_bytes == 3100
+
+
 class TestGivingMemoryBack:
     def times(self, memory: list[int], brake: Brake | None = None, begin: float = 0.0) -> list[float]:
         """When it is asked for."""
@@ -375,17 +444,17 @@ class TestTheWholeLoop:
 class Work:
     """Keeps what it was told; what it has in flight is set by a test."""
 
-    def __init__(self) -> None:
-        self.bytes = (0, 0)
-        self.processes = 0
+    def __init__(self, in_flight: int = 0, processes: int = 0) -> None:
+        self.bytes = (in_flight, in_flight)
+        self.processes = processes
         self.epochs_ended = 0
         self.told: list[int | None] = []
 
     def in_flight(self) -> tuple[int, int]:
         return self.bytes
 
-    def process_bytes(self) -> int:
-        return self.processes
+    def process_bytes(self) -> tuple[int, int]:
+        return self.processes, 0
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
         self.told.append(in_flight_bytes)
@@ -396,12 +465,12 @@ class Bench:
 
     def __init__(self) -> None:
         self.work, self.clock = Work(), ManualClock()
-        self.found: tuple[int, int] | Exception | None = (1000 * MIB, 100 * MIB)
+        self.found: list[MemoryUse] | Exception = [MemoryUse(1000 * MIB, 100 * MIB)]
         self.events: list[Event] = []
         self.released = 0
         self.thread = BrakeThread(self.work, self.read, self.events.append, self.release, self.clock)
 
-    def read(self) -> tuple[int, int] | None:
+    def read(self) -> list[MemoryUse]:
         if isinstance(self.found, Exception):
             raise self.found
         return self.found
@@ -411,7 +480,8 @@ class Bench:
 
     def step(self, memory: int, in_flight: int = 0, *, limit: int = 1000) -> None:
         """A tenth of a second later, with so many MiB."""
-        self.found, self.work.bytes = (limit * MIB, memory * MIB), (in_flight * MIB, in_flight * MIB)
+        self.found = [MemoryUse(limit * MIB, memory * MIB)]
+        self.work.bytes = in_flight * MIB, in_flight * MIB
         self.clock.advance(SECONDS)
         self.thread.step()
 
@@ -488,7 +558,7 @@ class TestOneStep:
 
     def test_it_brakes_no_more_when_nothing_can_be_read(self, bench: Bench) -> None:
         bench.step(950, 900)
-        bench.found = None
+        bench.found = []
         bench.thread.step()
         bench.thread.step()
         assert bench.work.told == [0, None]
@@ -496,7 +566,7 @@ class TestOneStep:
         assert bench.work.told == [0, None, 0]
 
     def test_where_nothing_can_be_read_from_the_start_nothing_is_applied(self, bench: Bench) -> None:
-        bench.found = None
+        bench.found = []
         bench.thread.step()
         assert bench.work.told == []
 
@@ -512,7 +582,7 @@ class TestTheThread:
             bench.pass_time()
         far = len(looked)
         assert 2 <= far <= 3  # every 0.45 s, seen in steps of 0.1
-        bench.found = (1000 * MIB, 850 * MIB)
+        bench.found = [MemoryUse(1000 * MIB, 850 * MIB)]
         for _ in range(10):
             bench.pass_time()
         bench.thread.stop()
@@ -525,7 +595,7 @@ class TestTheThread:
         bench.thread.start()
         bench.pass_time()
         assert bench.work.told == [int(770 * MIB / 8)]
-        bench.found = (1000 * MIB, 950 * MIB)
+        bench.found = [MemoryUse(1000 * MIB, 950 * MIB)]
         bench.pass_time()
         assert bench.work.told[1:] == [0]
         bench.thread.stop()
@@ -538,7 +608,7 @@ class TestTheThread:
             bench.thread.start()
             bench.pass_time()
             bench.thread.stop()
-        assert bench.thread.brake.rest_bytes == 100 * MIB
+        assert bench.thread.brakes.rest_bytes("") == 100 * MIB
 
     def test_a_reader_that_fails_ends_it_with_a_line_and_without_a_limit(
         self, bench: Bench, caplog: pytest.LogCaptureFixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune._values import Allocation, Budget, Snapshot, StageInfo, StageSnapshot
+from intune._values import Allocation, Budget, MemoryUse, Snapshot, StageInfo, StageSnapshot
 from intune.control.guard import Guard, in_flight_limit
 from intune.testing import blank_snapshot
 
@@ -131,6 +131,14 @@ def test_processes_being_started_are_counted_although_not_measured_yet() -> None
     assert allocation.concurrency["work"] == 6
 
 
+def test_what_processes_will_hold_once_they_have_done_an_item_is_counted() -> None:
+    """Four are up, of which three have made nothing yet that they work with."""
+    snapshot = seen(5 * GIB, resident=GIB, live=4, process_growth_bytes=3 * GIB)
+    allocation, _ = Guard().check(proposal(work=10), snapshot, budget(16 * GIB))
+    assert allocation.concurrency["work"] == 8
+    assert allocation.in_flight_bytes == int(0.9 * 16 * GIB) - 12 * GIB
+
+
 def test_an_open_process_stage_is_vetoed_into_an_int() -> None:
     snapshot = seen(12 * GIB, resident=GIB, live=2)
     allocation, (event,) = Guard().check(proposal(work=None), snapshot, budget(16 * GIB))
@@ -184,10 +192,10 @@ def test_a_resumed_process_stage_without_room_stays_paused() -> None:
 
 
 def test_processes_that_were_never_measured_are_taken_to_hold_half_a_gibibyte() -> None:
-    # 0.775 of 16 GiB is 12.4; 10 are in use, so 4 of them fit.
+    # 0.775 of 16 GiB is 12.4; 10 are in use, so 4 of them fit, the one included that has done nothing yet.
     allocation, (event,) = Guard().check(proposal(work=10), seen(10 * GIB, live=1), budget(16 * GIB))
-    assert allocation.concurrency["work"] == 5
-    assert event.detail.startswith("5 processes instead of 10: 9 more of 512 MiB each do not fit")
+    assert allocation.concurrency["work"] == 4
+    assert event.detail.startswith("4 processes instead of 10: 9 more of 512 MiB each do not fit")
     wide = Guard().check(proposal(work=10), seen(10 * GIB, live=1), budget(64 * GIB))
     assert (wide[0].concurrency["work"], wide[1]) == (10, [])
     starting = seen(10 * GIB, live=0, processes_starting=2)
@@ -210,3 +218,70 @@ def test_growing_stages_share_the_room_the_earlier_first() -> None:
     allocation, events = Guard().check(wanted, both, budget(16 * GIB))
     assert allocation.concurrency == {"read": None, "work": 5, "other": 3}
     assert [event.stage for event in events] == ["other"]
+
+
+class TestSeveralLimits:
+    """Each with what is used of it: the user's for the tree, and the group's, most of which others use."""
+
+    TREE = MemoryUse(4 * GIB, 1 * GIB, "memory=", chosen=True)
+    GROUP = MemoryUse(16 * GIB, 13 * GIB, "group")
+
+    def seen(self, *uses: MemoryUse, in_flight: int = 0, resident: int | None = None, live: int = 1) -> Snapshot:
+        snapshot = seen(uses[0].used_bytes, in_flight, resident=resident, live=live)
+        return replace(snapshot, machine=replace(snapshot.machine, memory=uses))
+
+    def granted(self, *uses: MemoryUse, memory: int = 4 * GIB, in_flight: int = 0) -> int | None:
+        return Guard().check(proposal(), self.seen(*uses, in_flight=in_flight), budget(memory))[0].in_flight_bytes
+
+    def test_bytes_are_what_the_tightest_leaves_of_its_own(self) -> None:
+        group = in_flight_limit(16 * GIB, 13 * GIB)
+        assert self.granted(self.TREE, self.GROUP) == self.granted(self.GROUP, self.TREE) == group < int(2.6 * GIB)
+        roomy = replace(self.GROUP, used_bytes=5 * GIB)
+        assert self.granted(self.TREE, roomy) == in_flight_limit(4 * GIB, GIB) == int(3.6 * GIB) - GIB
+
+    def test_not_the_nearest_one_holds_but_the_one_that_grants_least(self) -> None:
+        """A large one that is past nine tenths still grants its floor, which is more than a small one has."""
+        large, small = MemoryUse(100 * GIB, 90 * GIB, "large"), MemoryUse(2 * GIB, int(1.7 * GIB), "small")
+        assert self.granted(large, small, memory=100 * GIB) == in_flight_limit(2 * GIB, int(1.7 * GIB)) == GIB // 4
+
+    def test_items_in_flight_count_in_each(self) -> None:
+        uses = replace(self.TREE, used_bytes=3 * GIB), replace(self.GROUP, used_bytes=6 * GIB)
+        assert self.granted(*uses, in_flight=2 * GIB) == in_flight_limit(4 * GIB, GIB)
+
+    def test_the_rest_of_each_counts_where_it_is_known(self) -> None:
+        uses = replace(self.TREE, rest_bytes=GIB // 2), replace(self.GROUP, rest_bytes=GIB)
+        assert self.granted(*uses) == in_flight_limit(4 * GIB, GIB // 2)
+
+    def test_a_change_of_the_budget_is_obeyed_at_once_and_is_for_the_tree(self) -> None:
+        assert self.granted(self.TREE, replace(self.GROUP, used_bytes=5 * GIB), memory=2 * GIB) == int(1.8 * GIB) - GIB
+
+    def test_processes_are_added_as_far_as_they_fit_into_the_tightest(self) -> None:
+        # 0.775 of 16 GiB is 12.4, of 4 GiB 3.1.
+        uses = self.TREE, replace(self.GROUP, used_bytes=11 * GIB)
+        snapshot = self.seen(*uses, resident=GIB, live=1)
+        allocation, (event,) = Guard().check(proposal(work=6), snapshot, budget(4 * GIB))
+        assert allocation.concurrency["work"] == 2
+        assert (
+            "5 more of 1.0 GiB each do not fit into a limit of 16.0 GiB, of which 12.0 GiB are needed" in event.detail
+        )
+        assert allocation.in_flight_bytes == min(in_flight_limit(4 * GIB, 2 * GIB), in_flight_limit(16 * GIB, 12 * GIB))
+        roomy = self.seen(self.TREE, replace(self.GROUP, used_bytes=GIB), resident=GIB, live=1)
+        allocation, (event,) = Guard().check(proposal(work=6), roomy, budget(4 * GIB))
+        assert allocation.concurrency["work"] == 3
+        assert "a limit of 4.0 GiB" in event.detail
+
+    def test_a_process_goes_where_any_of_them_is_crowded(self) -> None:
+        fitting = self.seen(self.TREE, self.GROUP, resident=GIB, live=3)
+        crowded = self.seen(self.TREE, replace(self.GROUP, used_bytes=14 * GIB), resident=GIB, live=3)
+        assert Guard().check(proposal(work=3), fitting, budget(4 * GIB))[0].concurrency["work"] == 3
+        allocation, (event,) = Guard().check(proposal(work=3), crowded, budget(4 * GIB))
+        assert allocation.concurrency["work"] == 2
+        assert event.detail.endswith("14.0 GiB of 16.0 GiB")
+
+    def test_one_that_is_not_for_processes_does_not_count_them(self) -> None:
+        """An address space is full of what was never touched, and each process has its own."""
+        space = MemoryUse(10 * GIB, 9 * GIB, "RLIMIT_AS", with_processes=False)
+        snapshot = self.seen(replace(self.TREE, limit_bytes=64 * GIB), space, resident=GIB, live=3)
+        allocation, events = Guard().check(proposal(work=6), snapshot, budget(64 * GIB))
+        assert (allocation.concurrency["work"], events) == (6, [])
+        assert allocation.in_flight_bytes == in_flight_limit(10 * GIB, 9 * GIB)

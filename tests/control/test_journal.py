@@ -137,7 +137,9 @@ def test_reading_puts_full_lines_together_again(clock: ManualClock, journal: Jou
         journal.record(made)
         clock.advance(1.0)
         seen = to_plain(made.snapshot)
-        expected.append({**seen, "stages": {s["info"]["name"]: s for s in seen["stages"]}, "budget": to_plain(BUDGET)})
+        stages = {stage["info"]["name"]: stage for stage in seen["stages"]}
+        machine = {**seen["machine"], "memory": {use["limit_from"]: use for use in seen["machine"]["memory"]}}
+        expected.append({**seen, "stages": stages, "machine": machine, "budget": to_plain(BUDGET)})
     read = list(read_journal(path))
     assert [line["seen"] for line in read] == expected
     assert read == journal.lines()

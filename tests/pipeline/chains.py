@@ -58,6 +58,7 @@ class Blocks:
         self._arrow, self._bound = arrow, bound
         self._first = [0, *itertools.accumulate(map(sum, self.units))]
         self.opened: list[int] = []
+        self.kept = 0
 
     def identity(self) -> dict[str, Any]:
         return {"units": self.units}
@@ -73,6 +74,9 @@ class Blocks:
 
     def read_bound(self, unit: int) -> int:
         return self._bound * 8 * max(self.units[unit], default=0)
+
+    def kept_bytes(self, unit: int) -> int:
+        return self.kept
 
     def describe(self, unit: int) -> str:
         return f"unit {unit}"

@@ -1060,7 +1060,7 @@ def test_printing_in_a_function_prints(make: Make, capfd: pytest.CaptureFixture[
 def test_sizes_are_reached_and_told(make: Make) -> None:
     told = []
     pool: ProcessPool = make(same, workers=0, on_change=lambda: told.append(pool.live))
-    assert (pool.live, pool.starting, pool.resident_bytes(), pool.pids()) == (0, 0, None, [])
+    assert (pool.live, pool.starting, pool.sizes(), pool.pids()) == (0, 0, ((), ()), [])
     for size in (3, 1, 2, 0):
         pool.resize(size)
         until(lambda size=size: told[-1:] == [size] and not pool.starting and not pool.leaving)
@@ -1093,12 +1093,11 @@ def test_memory_of_a_worker_is_its_own(make: Make) -> None:
             return np.zeros(3_000_000)
 
     pool = make(Heavy())
+    until(lambda: [len(sizes) for sizes in pool.sizes()] == [0, 1])
     kept = pool.call(1)
-    light = pool.resident_bytes()
+    (light,) = pool.sizes().done
     kept = [kept, pool.call(64)]
-    heavy = pool.resident_bytes()
-    assert light is not None
-    assert heavy is not None
+    (heavy,) = pool.sizes().done
     assert 55 << 20 < heavy - light < 80 << 20  # 63 more of its own, without the 24 MB shared with us
     assert len(kept) == 2
 

@@ -17,7 +17,7 @@ from intune._errors import MemoryLimitError
 from intune.pipeline.run import Share
 from intune.sources.samples import DatasetSource, IterableSource
 
-from .chains import Blocks, Chain, Op, arrays, batch, expand, fail, keep, noise, shuffle, triple, unbatch
+from .chains import Blocks, Chain, Op, arrays, batch, expand, fail, ids, keep, noise, shuffle, triple, unbatch
 from .harness import Outcome, Settings, Stepped, collect, expected
 
 pytestmark = pytest.mark.slow
@@ -40,6 +40,7 @@ def chains(draw: st.DrawFn, *, fails: bool = False, most: int = 5) -> Chain:
     if draw(st.booleans()):
         units = draw(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=7))
         source: Any = Blocks(units, bound=draw(st.integers(1, 3)))
+        source.kept = draw(st.sampled_from([0, 0, 8, 40, 400]))
         flow = "block"
     else:
         rows = list(range(draw(st.integers(0, 60))))
@@ -327,3 +328,42 @@ class TestResume:
         chain = Chain(IterableSource(list(range(60))), (shuffle(32),))
         for stop in range(60):
             assert self.relay(chain, [stop]) == expected(chain, Settings()).items, stop
+
+
+class TestWhatAnOpenUnitKeeps:
+    def loader(self, units: list[list[int]], memory: int, kept: int) -> Stepped:
+        source = Blocks(units)
+        source.kept = kept
+        return Stepped(Chain(source), Settings(slots=4, memory=memory, prefetch=1), random.Random(5))
+
+    def test_it_is_charged_with_the_last_block_until_the_unit_is_closed(self) -> None:
+        stepped = self.loader([[5, 4, 3]], 10**6, 1000)
+        running = iter(stepped.loader)
+        held = []
+        for _ in range(3):
+            next(running)
+            held.append((stepped.ledger.held, stepped.ledger.charged - stepped.ledger.held))
+        assert held == [(1000 + 8 * rows, 0) for rows in (5, 4, 3)]
+        assert list(running) == []
+        assert stepped.ledger.charged == 0
+        stepped.close()
+
+    @pytest.mark.parametrize(("memory", "most"), [(100, 1), (1000, 1), (1900, 2), (10**6, 4)])
+    def test_no_more_units_are_opened_than_it_fits_for(self, memory: int, most: int) -> None:
+        """But one is, however little there is."""
+        stepped = self.loader([[5] * 6] * 8, memory, 700)
+        seen, rows = 0, 0
+        node: Any = None
+        for block in stepped.loader:
+            node = node or stepped.engine.runs[0].nodes[0]
+            seen = max(seen, len(node._opened))
+            rows += len(ids(block))
+        assert (seen, rows) == (most, 240)
+        stepped.close()
+
+    def test_a_loop_that_is_left_gives_it_back(self) -> None:
+        stepped = self.loader([[5] * 6] * 8, 10**6, 700)
+        for _ in stepped.loader:
+            assert stepped.ledger.held >= 700
+            break
+        stepped.close()

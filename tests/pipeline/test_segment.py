@@ -294,10 +294,11 @@ class Made:
 
 @dataclass
 class Unit:
-    """A unit of a source: a bound on the bytes of what it gives, and what it gives."""
+    """A unit of a source: a bound on the bytes of what it gives, what it gives, and what it keeps while it is open."""
 
     bound: int
     gives: list[Made]
+    kept: int
 
 
 @dataclass
@@ -320,6 +321,8 @@ class Draw:
     unit: Unit
     drawn: int = 0
     given: int = 0
+    charge: Charge | None = None
+    forced: bool = False
 
 
 sizes = st.integers(0, 300)
@@ -328,6 +331,7 @@ units = st.lists(
         Unit,
         st.integers(1, 100),
         st.lists(st.builds(Made, sizes, sizes, st.integers(0, 2), st.just(False)), max_size=9),
+        st.just(0) | st.integers(0, 400),
     ),
     max_size=8,
 )
@@ -361,6 +365,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.segment.pump()
         self.hands, self.parked, self.alive = list[Hand](), list[Draw](), True
         self.live: dict[Charge, Hand] = {}
+        self.open: list[Draw] = []
         self.failed = False
 
     # what a scheduler could do
@@ -377,20 +382,24 @@ class AdmissionMachine(RuleBasedStateMachine):
             return None
         path = (draw.root, draw.given)
         order = segment.opens_child(path) and (draw is not new or segment.opens_order())
-        return draw if order and segment.opens_memory(path, segment.forecast, draw.unit.bound) else None
+        kept = draw.unit.kept if draw is new else 0
+        return draw if order and segment.opens_memory(path, segment.forecast, draw.unit.bound, kept) else None
 
     @precondition(lambda self: self.alive and self.choice() is not None)
     @rule()
     def draw(self) -> None:
         draw, segment, ledger = self.choice(), self.segment, self.ledger
         assert draw is not None
+        size = segment.forecast.bytes(draw.unit.bound, ledger.budget) if ledger.budget is not None else 0
         if draw in self.parked:
             self.parked.remove(draw)
+            forced = not ledger.admits(size)
         else:
+            forced = draw.forced = not ledger.admits(size + draw.unit.kept)
             segment.next_root += 1
             segment.hold(draw.root)
-        size = segment.forecast.bytes(draw.unit.bound, ledger.budget) if ledger.budget is not None else 0
-        forced = not ledger.admits(size)
+            draw.charge = segment.keep(draw.unit.kept)
+            self.open.append(draw)
         if forced:  # what order waits for, and the consumer has all that came before
             assert not self.delivery.ready
             assert not any(hand.item.path < (draw.root, draw.given) for hand in self.live.values())
@@ -436,10 +445,16 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.segment.arrived(item)
             assert item.charge.reserved == 0
         elif made is None:  # the unit gave nothing more
+            assert draw.charge is not None
+            self.ledger.release(draw.charge)
+            self.open.remove(draw)
             self.segment.closed((draw.root,), draw.given)
             self.segment.unborn(item)
         else:
+            assert draw.charge is not None
             self.ledger.true_up(item.charge, {id(made): made.read})
+            if draw.unit.kept:  # it holds on to the last one too
+                self.ledger.true_up(draw.charge, {id(made): made.read, id(draw): draw.unit.kept})
             item.held(made.read)
             item.payload = made
             draw.given += 1
@@ -469,7 +484,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_bound_is_kept(self) -> None:
-        """Budget, what items made beyond their reservations, and the one that order waited for."""
+        """Budget, what items made beyond their reservations, the last of each open unit, and what order waited for."""
         if not getattr(self, "alive", False):
             return
         self.live = {charge: hand for charge, hand in self.live.items() if charge in self.charges}
@@ -477,7 +492,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             return
         overrun = sum(max(0, charge.actual - hand.reserved) for charge, hand in self.live.items())
         forced = sum(hand.reserved for hand in self.live.values() if hand.forced)
-        assert self.ledger.charged <= self.ledger.budget + overrun + forced
+        last = sum(max(0, draw.charge.actual - draw.unit.kept) for draw in self.open if draw.charge is not None)
+        kept = sum(draw.unit.kept for draw in self.open if draw.forced)
+        assert self.ledger.charged <= self.ledger.budget + overrun + forced + last + kept
 
     @invariant()
     def few_items_lie_past_the_lowest_unfinished_one(self) -> None:

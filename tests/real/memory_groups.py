@@ -87,6 +87,20 @@ class MemoryGroup:
         lines = (self.path / "memory.oom_control").read_text().splitlines()
         return int(dict(line.split() for line in lines)["oom_kill"])
 
+    @contextmanager
+    def neighbour(self, size: int) -> Iterator[None]:
+        """Another program in the group, no child of its first one, that has so many bytes."""
+        take = f"import sys; held = b'1' * {size}; print('ready', flush=True); sys.stdin.readline()"
+        inside = f'echo $$ > {self.path}/cgroup.procs && exec "$0" "$@"'
+        command = ["sh", "-c", inside, sys.executable, "-c", take]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            try:
+                assert program.stdout.readline() == "ready\n"
+                yield
+            finally:
+                program.communicate("\n", timeout=HANG_SECONDS)
+
     def end(self) -> Any:
         """What the program says last, as JSON; nothing in its group was killed, and it said nothing else."""
         assert self._child is not None

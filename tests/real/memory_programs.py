@@ -42,7 +42,7 @@ def item_of(array: np.ndarray) -> int:
     return int(array[:8].view(np.int64)[0])
 
 
-def thread_loader(items: int, tokens: int, tuner: str = "shared", burst: int = 3) -> Any:
+def thread_loader(items: int, tokens: int, tuner: str = "shared", burst: int = 3, memory: int | None = None) -> Any:
     """Two stages in threads: the second one needs three times of what it gives. In bursts items are larger."""
     clock = EmulatedClock(SystemClock())
     pool = TokenPool(tokens, clock)
@@ -65,7 +65,7 @@ def thread_loader(items: int, tokens: int, tuner: str = "shared", burst: int = 3
 
     pipe = intune.from_iterable(range(items)).map(load).map(decode)
     chosen: Any = RandomMoves(seed=5) if tuner == "random" else tuner
-    return build_loader(pipe, LoaderOptions(tuner=chosen, cpus=tokens), clock=clock)
+    return build_loader(pipe, LoaderOptions(tuner=chosen, cpus=tokens, memory=memory), clock=clock)
 
 
 def threads(choices: dict[str, Any]) -> Any:
@@ -75,17 +75,20 @@ def threads(choices: dict[str, Any]) -> Any:
 
 
 def lowered(choices: dict[str, Any]) -> Any:
-    """Tells of each tenth item, and of the limit that it sees; goes on until it is told to stop."""
+    """Tells of each tenth item: the nearest limit, and what may be in flight; goes on until it is told to stop."""
     told = threading.Event()
     listener = threading.Thread(target=lambda: (sys.stdin.readline(), told.set()))
     listener.start()
     found = []
-    with thread_loader(1_000_000, 40, burst=1) as loader:
+    with thread_loader(1_000_000, 40, burst=1, memory=choices.get("memory")) as loader:
         for item in loader:
             found.append(item_of(item))
             if len(found) % 10 == 0:
                 window = loader.stats().window
-                print(len(found), window.machine.memory_limit_bytes if window is not None else 0, flush=True)
+                limits = (
+                    (window.machine.memory_limit_bytes, window.in_flight_bytes_limit) if window is not None else (0, 0)
+                )
+                print(len(found), *(limit or 0 for limit in limits), flush=True)
             if told.is_set():
                 break
     listener.join()
@@ -97,15 +100,18 @@ def paused(choices: dict[str, Any]) -> Any:
     with thread_loader(1_000_000, 16, burst=1) as loader:
         running = iter(loader)
         first = [item_of(next(running)) for _ in range(60)]
-        engine, brake = loader._engine, loader._control._brake.brake
+        engine, brakes = loader._engine, loader._control._brake.brakes
 
         def quiet() -> bool:
             with engine.scheduler.lock:
                 return engine.scheduler.used == 0
 
+        def latest() -> float:
+            return max(brake._moments[-1].seconds for brake in brakes._brakes.values())
+
         def readings(count: int) -> None:
-            begun = brake._moments[-1].seconds
-            until(lambda: brake._moments[-1].seconds >= begun + count / 10)
+            begun = latest()
+            until(lambda: latest() >= begun + count / 10)
 
         until(quiet)
         readings(10)
@@ -126,6 +132,49 @@ def processes(choices: dict[str, Any]) -> Any:
     pipe = intune.from_iterable(range(choices["items"])).map(load, executor="process", max_concurrency=4)
     with pipe.loader(memory="900MiB", cpus=4) as loader:
         return {"ids": [item_of(sample) for sample in loader]}
+
+
+def many_processes(choices: dict[str, Any]) -> Any:
+    """As many processes as there are slots; each makes 100 MB with its first item, once no more of them come up."""
+    go = choices["go"]
+
+    class Heavy:
+        def __init__(self) -> None:
+            while not os.path.exists(go):
+                time.sleep(0.02)
+            self.weights = made(100_000_000, 0)
+
+        def __call__(self, item: int) -> int:
+            time.sleep(0.02)
+            return item + int(self.weights[4096])
+
+    pipe = intune.from_iterable(itertools.count()).map(Heavy, executor="process", max_concurrency=24)
+    with pipe.loader(memory=choices["memory"], cpus=24) as loader:
+        (pool,) = (stage.pool for stage in loader._engine.live if stage.pool is not None)
+
+        def settled() -> Callable[[], bool]:
+            """Whether their number has not changed for two seconds."""
+            last, since = (-1, 0), time.monotonic()
+
+            def check() -> bool:
+                nonlocal last, since
+                now = pool.live, pool.starting
+                if now != last:
+                    last, since = now, time.monotonic()
+                return now[0] > 0 and not now[1] and time.monotonic() - since > 2
+
+            return check
+
+        def let_go() -> None:
+            until(settled())
+            open(go, "w").close()
+
+        thread, running = threading.Thread(target=let_go), iter(loader)
+        thread.start()
+        found = [next(running)]
+        thread.join()
+        until(settled(), lambda: found.append(next(running)))
+        return {"ids": found, "live": pool.live}
 
 
 class OneMore:
@@ -293,7 +342,19 @@ def until(happened: Callable[[], bool], meanwhile: Callable[[], Any] = lambda: t
         meanwhile()
 
 
-NAMES = (threads, lowered, paused, processes, small_rows, tiny_rows, read_only, few_files, epochs, fewer)
+NAMES = (
+    threads,
+    lowered,
+    paused,
+    processes,
+    many_processes,
+    small_rows,
+    tiny_rows,
+    read_only,
+    few_files,
+    epochs,
+    fewer,
+)
 
 if __name__ == "__main__":
     chosen = {program.__name__: program for program in NAMES}[sys.argv[1]]

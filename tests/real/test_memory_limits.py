@@ -41,17 +41,34 @@ def test_a_limit_that_is_lowered_while_running(group: MemoryGroup) -> None:
     while limit > base + 250 * MIB:
         wanted = max(base + 250 * MIB, int(0.97 * limit) // MIB * MIB)  # the kernel counts whole pages
         while limit != wanted:
-            _, seen = map(int, group.line().split())  # ten items more
+            _, seen, _ = map(int, group.line().split())  # ten items more
             if seen == limit and group.used() < 0.85 * wanted and group.limit(wanted):
                 limit = wanted
     count, seen = 0, 0
     while seen != limit:
-        count, seen = map(int, group.line().split())
+        count, seen, _ = map(int, group.line().split())
     while int(group.line().split()[0]) < count + 200:
         pass
     group.tell("stop")
     found = group.end()["ids"]
     assert found == list(range(len(found)))
+
+
+def test_each_limit_is_compared_with_what_is_used_of_that_one(group: MemoryGroup) -> None:
+    """The loader's own is for its tree; the group's is nearer, as a neighbour takes most of it, and leaves 300 MiB."""
+    base = group.start("lowered")
+    limit = base + 700 * MIB
+    assert group.limit(limit)
+    with group.neighbour(400 * MIB):
+        group.go(memory=base + 400 * MIB)
+        seen = in_flight = count = 0
+        while count < 2000 and not (seen == limit and in_flight > 50 * MIB):
+            count, seen, in_flight = map(int, group.line().split())
+        group.tell("stop")
+        found = group.end()["ids"]
+    assert (seen, in_flight > 50 * MIB) == (limit, True)
+    assert found == list(range(len(found)))
+    assert group.peak_bytes < limit
 
 
 def test_while_the_consumer_pauses_memory_does_not_grow(group: MemoryGroup) -> None:
@@ -75,6 +92,17 @@ def test_large_samples_from_processes_stay_below_what_the_user_said(group: Memor
     group.go()
     assert group.end()["ids"] == list(range(12))
     assert group.peak_bytes <= 900 * MIB
+
+
+def test_more_processes_are_asked_for_than_there_is_memory_for(group: MemoryGroup, tmp_path: Path) -> None:
+    """24 of 120 MB and more each would hold 3 GB; none holds much until it has made what it works with."""
+    limit = 1200 * MIB
+    group.start("many_processes", memory=limit, go=str(tmp_path / "go"))
+    group.go()
+    found = group.end()
+    assert found["ids"] == [item + 1 for item in range(len(found["ids"]))]
+    assert found["live"] >= 4
+    assert group.peak_bytes <= limit
 
 
 def test_rows_in_batches_with_more_and_more_at_once(group: MemoryGroup) -> None:

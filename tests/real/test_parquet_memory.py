@@ -101,6 +101,16 @@ def test_it_stays_below_what_may_be_in_flight(files: tuple[dict[int, Path], list
     assert 1_000_000 < peak <= 25_000_000
 
 
+def test_what_open_row_groups_keep_counts(tmp_path: Path) -> None:
+    """Four could be read at once, which each keep 30 MB between two blocks: pages and dictionaries of 20 columns."""
+    rng, rows = np.random.default_rng(0), 600_000
+    columns = {f"x{index}": rng.random(rows).astype(np.float32) for index in range(20)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=rows // 4)
+    found, _, peak = read(tmp_path / "a.parquet", 4, 70_000_000, 16_384)
+    assert found == rows
+    assert 30_000_000 < peak <= 77_000_000
+
+
 def test_columns_that_are_not_asked_for_take_none(files: tuple[dict[int, Path], list[int]]) -> None:
     paths, sums = files
     whole = read(paths[30], 1, 25_000_000, 65_536)[2]

@@ -1,3 +1,4 @@
+import gc
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 import intune
 from intune._errors import SourceError
+from intune.pipeline.footprint import footprint
 from intune.pipeline.source import BlockSource
 from intune.sources import parquet
 from intune.sources._footers import FooterCache
@@ -554,6 +556,45 @@ def test_nothing_of_a_row_group_is_held_any_more_with_its_last_block(tmp_path: P
     assert not is_open
     assert held <= 1.05 * block.get_total_buffer_size()
     assert next(opened, None) is None
+
+
+def measured_kept(source: ParquetSource) -> int:
+    """Arrow's memory between two blocks, less the block."""
+    pool = pa.default_memory_pool()
+    gc.collect()
+    before = pool.bytes_allocated()
+    opened = source.open(0)
+    found = []
+    for _ in range(2):
+        block = next(opened)
+        found.append(pool.bytes_allocated() - before - sum(footprint(block).values()))
+    return max(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("number", {"use_dictionary": False}),
+        ("number", {}),
+        ("few", {}),
+        ("text", {}),
+        ("text", {"use_dictionary": False}),
+        ("text", {"compression": "zstd"}),
+    ],
+)
+def test_what_an_open_row_group_keeps_is_foreseen(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    rng, rows = np.random.default_rng(0), 200_000
+    made = {"number": rng.random(rows, np.float32), "few": rng.integers(0, 1000, rows)}
+    values = [f"text {number:08d}" for number in rng.integers(0, 30_000, rows)] if kind == "text" else made[kind]
+    table = pa.table(dict.fromkeys("abcdef", pa.array(values)))
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows, **options)
+    source = ParquetSource(tmp_path / "a.parquet")
+    kept = measured_kept(source)
+    assert kept > 500_000
+    assert 0.8 * kept <= source.kept_bytes(0) <= 3 * kept
+    assert source.kept_bytes(0) < source.read_bound(0)
+    assert ParquetSource(tmp_path / "a.parquet", columns=["c"]).kept_bytes(0) == source.kept_bytes(0) // 6
+    assert ParquetSource(tmp_path / "a.parquet", block_rows=rows).kept_bytes(0) == 0
 
 
 # Real files.

@@ -1,3 +1,4 @@
+import gzip
 import re
 import threading
 from collections.abc import Sequence
@@ -357,6 +358,11 @@ def test_the_bound_holds_what_reading_takes(tmp_path: Path, schema: pa.Schema) -
     (block,) = source.open(1)
     assert block.nbytes + (1 << 20) <= source.read_bound(1) <= 12 * (block.nbytes + (1 << 20))
     assert source.read_bound(source.unit_count() - 1) < source.read_bound(0)
+    assert source.kept_bytes(1) == 0  # it is read at once
+    with gzip.open(tmp_path / "a.tsv.gz", "wt") as packed:
+        packed.write(line * (3_000_000 // len(line)))
+    stream = TextSource(tmp_path / "a.tsv.gz", schema=schema, unit_bytes=1 << 20)
+    assert 1 << 20 <= stream.kept_bytes(0) < stream.read_bound(0)
 
 
 # Refusals.

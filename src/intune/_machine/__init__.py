@@ -5,7 +5,7 @@
     cpus      CPUs that this process may use: affinity, quota, shared with the other ranks of this host
     limits    threads, processes, open files, shared memory
     memory    the tightest memory limit, and what is used of it
-    headroom  the limit that is nearest to being reached
+    headroom  every memory limit with its use, and which is nearest to being reached
     host      CPUs of the whole machine: how many, how fast, how much of them others take
     tree      this process and its descendants, and counters over them that never run backwards
     probe     waiting for a CPU, waiting for the interpreter lock
@@ -16,7 +16,7 @@ What cannot be read is None, never 0, and every figure says where it was read.
 """
 
 from intune._machine.cpus import CpuReading, cpu_reading, read_cpus
-from intune._machine.headroom import Headroom, MemoryUse
+from intune._machine.headroom import Headroom
 from intune._machine.host import (
     cpu_model,
     frequency_share,
@@ -59,7 +59,6 @@ __all__ = [
     "LockProbe",
     "MemoryLimit",
     "MemoryMeter",
-    "MemoryUse",
     "Meter",
     "Reading",
     "System",

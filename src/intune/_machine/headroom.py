@@ -1,28 +1,32 @@
-"""Which memory limit is nearest to being reached."""
+"""Every memory limit with what is used of it, and which one is nearest to being reached."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from intune._clock import Clock
-from intune._machine.memory import MemoryLimit, MemoryMeter, level_limit, memory_limits, used_of_limit
+from intune._machine.memory import (
+    ADDRESS_SPACE,
+    MemoryLimit,
+    MemoryMeter,
+    level_limit,
+    memory_limits,
+    used_of_limit,
+)
 from intune._machine.system import Reading, System
 from intune._shares import COMPARED
+from intune._values import MemoryUse
 
 _LIMITS_SECONDS = 1.0
 """How old the list of what sets limits may be: finding it costs more than reading limits and what is used."""
 
 
-class MemoryUse(NamedTuple):
-    """A limit, what is used of it, in bytes, and where both were read."""
-
-    limit_bytes: int
-    used_bytes: int
-    limit_from: str
-    used_from: str
+def nearest(uses: Sequence[MemoryUse]) -> MemoryUse | None:
+    """Of limits whose use is known the one that is nearest to being reached; None = there is none."""
+    known = [(COMPARED * use.limit_bytes - use.used_bytes, use) for use in uses if use.used_bytes is not None]
+    return min(known, key=lambda each: each[0])[1] if known else None
 
 
 class Headroom:
-    """Compares all limits that bind this process: of its control groups at each level, RLIMIT_AS, the machine's memory.
+    """All limits that bind this process: of its control groups at each level, RLIMIT_AS, the machine's memory.
 
     Each is compared with what all that it is for use of it, other programs included. A limit that the user chose is for
     this process and its descendants.
@@ -48,11 +52,15 @@ class Headroom:
 
     def read(self) -> MemoryUse | None:
         """The limit that is nearest to being reached; None = nothing could be read."""
+        return nearest(self.read_all())
+
+    def read_all(self) -> list[MemoryUse]:
+        """Each limit of which could be read what is used of it."""
         found = [use for use in (self._use(limit) for limit in self._current()) if use is not None]
         chosen = self._own()
         if chosen is not None and (tree := self.meter.tree()).value is not None:
-            found.append(MemoryUse(chosen, int(tree.value), "the loader's memory=", tree.read_from))
-        return min(found, key=lambda use: COMPARED * use.limit_bytes - use.used_bytes, default=None)
+            found.append(MemoryUse(chosen, int(tree.value), "the loader's memory=", tree.read_from, chosen=True))
+        return found
 
     def _current(self) -> list[MemoryLimit]:
         now = self._clock.wall()
@@ -74,4 +82,5 @@ class Headroom:
             used = Reading(tree.value, f"{tree.read_from} ({used.read_from})")
         if limit.limit_bytes is None or used.value is None:
             return None
-        return MemoryUse(limit.limit_bytes, int(used.value), limit.read_from, used.read_from)
+        shared = limit.read_from != ADDRESS_SPACE
+        return MemoryUse(limit.limit_bytes, int(used.value), limit.read_from, used.read_from, with_processes=shared)

@@ -22,7 +22,7 @@ from intune._machine.tree import Key, Process, ProcessTree
 _UNLIMITED = 2**60
 """cgroup v1 says "no limit" by a number just below 2**63."""
 
-_ADDRESS_SPACE = "RLIMIT_AS"
+ADDRESS_SPACE = "RLIMIT_AS"
 
 _LIST_SECONDS = 1.5
 """How old the list of processes may be when memory is read; whoever makes one once a second spares us ours."""
@@ -83,7 +83,7 @@ def memory_limits(system: System) -> list[MemoryLimit]:
     limits += _hidden_limit(system, limits)
     address_space = system.soft_limit(resource.RLIMIT_AS)
     if address_space is not None:
-        limits.append(MemoryLimit(address_space, _ADDRESS_SPACE))
+        limits.append(MemoryLimit(address_space, ADDRESS_SPACE))
     physical = physical_memory_bytes(system)
     if physical is not None:
         limits.append(MemoryLimit(physical, "MemTotal in /proc/meminfo"))
@@ -94,7 +94,7 @@ def used_of_limit(system: System, limit: MemoryLimit) -> Reading:
     """Bytes used of a limit by all that it is for: the group, the address space of this process, or the machine."""
     if limit.level is not None:
         return group_memory(limit.level)
-    if limit.read_from == _ADDRESS_SPACE:
+    if limit.read_from == ADDRESS_SPACE:
         kibibytes = picked(read_or_none(system.path("/proc/self/status")), "VmSize").get("VmSize")
         return Reading(None if kibibytes is None else kibibytes * 1024, "VmSize in /proc/self/status")
     physical, available = _meminfo(system, "MemTotal", "MemAvailable")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from intune._clock import Clock
 from intune._machine.cgroups import levels
 from intune._machine.cpus import read_cpus
-from intune._machine.headroom import Headroom
+from intune._machine.headroom import Headroom, nearest
 from intune._machine.probe import LockProbe
 from intune._machine.system import Reading, System, numbers, read_or_none
 from intune._machine.tree import Count, Key, Process, TreeCounter
@@ -55,7 +55,8 @@ class Meter:
         cpus, problems = read_cpus(self._system)
         self.cpus = cpus.cpus
         members = self._headroom.meter.members()
-        memory = self._headroom.read()
+        uses = self._headroom.read_all()
+        memory = nearest(uses)
         unknown = "no memory limit could be read together with what is used of it"
         readings = {
             "cpu_seconds_used": self._cpu_used(members),
@@ -76,6 +77,7 @@ class Meter:
             read_bytes=_whole(figures["read_bytes"]),
             memory_bytes=memory.used_bytes if memory else None,
             memory_limit_bytes=memory.limit_bytes if memory else None,
+            memory=tuple(uses),
             read_from={
                 "cpus": "; ".join([cpus.read_from["cpus"], *problems]),
                 "memory_bytes": memory.used_from if memory else unknown,

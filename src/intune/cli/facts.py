@@ -399,7 +399,7 @@ def _gpu(system: System, ask_torch: bool) -> GpuFacts:
 
 def _choices(system: System, cpus: int) -> ChoiceFacts:
     budget = machine_budget(system, cpus, None)
-    use = Headroom(system, SystemClock()).read()
+    uses = Headroom(system, SystemClock()).read_all()
     most = budget.memory_bytes
     return ChoiceFacts(
         cpus=budget.cpus,
@@ -407,7 +407,7 @@ def _choices(system: System, cpus: int) -> ChoiceFacts:
         max_threads=budget.max_threads,
         max_processes=budget.max_processes,
         memory_bytes=most,
-        in_flight_bytes=None if use is None else in_flight_limit(use.limit_bytes, use.used_bytes),
+        in_flight_bytes=min((in_flight_limit(use.limit_bytes, use.used_bytes) for use in uses), default=None),
         arrow_allocator=pa.default_memory_pool().backend_name,
     )
 

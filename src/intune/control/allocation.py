@@ -11,7 +11,7 @@ from typing import Any
 
 from intune._errors import AllocationError
 from intune._values import Allocation, Budget, Event, Snapshot, StageInfo, StageSnapshot
-from intune._words import count
+from intune._words import count, or_open
 
 
 def open_allocation(stages: Iterable[StageInfo], slots: int) -> Allocation:
@@ -78,7 +78,7 @@ def clamp(proposal: Allocation, snapshot: Snapshot, budget: Budget) -> tuple[All
     for stage in stages:
         before, after = proposal.concurrency[stage.name], wanted[stage.name]
         if after != before:
-            detail = f"lowered from {_said(before)} to {after}: {_why(stage, before, after, budget)}"
+            detail = f"lowered from {or_open(before)} to {after}: {_why(stage, before, after, budget)}"
             events.append(Event("clamped", stage.name, detail))
             reasons[stage.name] = detail
     expected = None if events else proposal.expected_rows_per_second
@@ -173,7 +173,3 @@ def _why(stage: StageSnapshot, before: int | None, after: int | None, budget: Bu
         processes = count(budget.max_processes, "process", "processes")
         return f"the budget has {processes}, those that are still ending included"
     return f"the budget has {count(budget.max_threads, 'thread')}"
-
-
-def _said(value: int | None) -> str:
-    return "open" if value is None else str(value)

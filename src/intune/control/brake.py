@@ -22,18 +22,24 @@ it could not stop a growth as fast as that either.
 
 Where more than 0.8 of the limit is used without items, these shares are laid into what is left above that, as they lie
 between 0.8 and 1: a trainer that fills the memory leaves the loader little, but does not hold it for ever.
+
+Several limits may hold at once: the user's for the process tree, those of control groups for all that is in them, the
+machine's. What is used of one says nothing of another, so each has a brake of its own, and the least of what they allow
+holds.
+
+While nothing goes on, no worker process is started either: what it will hold does not show yet.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from intune._clock import Clock
 from intune._periodic import Periodic
 from intune._shares import BRAKE_PLANS, CROWDED, HARD, RELAXED, RELEASE
-from intune._values import Event
+from intune._values import Event, MemoryUse, Snapshot
 from intune._words import size
 
 _log = logging.getLogger(__name__)
@@ -66,11 +72,12 @@ class Reading(NamedTuple):
 
     Attributes:
         seconds: The time.
-        limit_bytes: The memory limit that is nearest to being reached.
+        limit_bytes: A memory limit.
         memory_bytes: What is used of it.
         held_bytes: Bytes that items in flight hold, as the ledger knows them.
         charged_bytes: The same with what is reserved for them.
         process_bytes: What worker processes hold of it.
+        process_growth: What they will hold beside that, once each has done an item.
     """
 
     seconds: float
@@ -79,6 +86,7 @@ class Reading(NamedTuple):
     held_bytes: int
     charged_bytes: int
     process_bytes: int = 0
+    process_growth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,7 @@ class _Moment(NamedTuple):
 
 
 class Brake:
-    """Pure: a reading in, a decision out. Remembers the last ten seconds."""
+    """One limit. Pure: a reading in, a decision out. Remembers the last ten seconds."""
 
     def __init__(self) -> None:
         self._moments: deque[_Moment] = deque()
@@ -157,7 +165,7 @@ class Brake:
         return Braking(most, release, self._next_seconds(now, most))
 
     def _in_flight(self, now: Reading, base: int) -> int:
-        room = level(BRAKE_PLANS, now.limit_bytes, base) - base
+        room = level(BRAKE_PLANS, now.limit_bytes, base) - base - now.process_growth
         if room <= 0:
             return 0
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
@@ -200,6 +208,53 @@ def level(share: float, limit: int, base: int) -> float:
     return max(share * limit, crowded) if base < limit else share * limit
 
 
+class Brakes:
+    """A brake for each limit, and the least of what they allow."""
+
+    def __init__(self) -> None:
+        self._brakes: dict[str, Brake] = {}
+        self._uses: dict[str, MemoryUse] = {}
+
+    @property
+    def holding(self) -> MemoryUse | None:
+        """The limit for which nothing is admitted now, with what is used of it; None = there is none."""
+        return next((self._uses[name] for name, brake in self._brakes.items() if brake.holding), None)
+
+    def rest_bytes(self, limit_from: str | None) -> int | None:
+        """Of what is used of this limit, what items in flight do not explain; None = not known."""
+        brake = self._brakes.get(limit_from) if limit_from is not None else None
+        return None if brake is None else brake.rest_bytes
+
+    def told(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with the rest of each of its limits."""
+        machine = snapshot.machine
+        memory = tuple(replace(use, rest_bytes=self.rest_bytes(use.limit_from)) for use in machine.memory)
+        rest = self.rest_bytes(machine.read_from.get("memory_limit_bytes"))
+        return replace(snapshot, machine=replace(machine, memory=memory), rest_bytes=rest)
+
+    def forget(self) -> None:
+        """Nothing is measured any more."""
+        self._brakes, self._uses = {}, {}
+
+    def observe(self, seconds: float, uses: Sequence[MemoryUse], work: "Brakable") -> Braking:
+        """Decide by what is used of each limit, of which there is one at least, and what is known of that."""
+        held, charged = work.in_flight()
+        processes, growth = work.process_bytes()
+        self._uses = {use.limit_from: use for use in uses}
+        self._brakes = {name: self._brakes.get(name) or Brake() for name in self._uses}  # some may be no more
+        said = []
+        for name, use in self._uses.items():
+            assert use.used_bytes is not None
+            own = (processes, growth) if use.with_processes else ()
+            reading = Reading(seconds, use.limit_bytes, use.used_bytes, held, charged, *own)
+            said.append(self._brakes[name].observe(reading))
+        return Braking(
+            min(each.in_flight_bytes for each in said),
+            any(each.release for each in said),
+            min(each.seconds for each in said),
+        )
+
+
 class Brakable(Protocol):
     """A workload that the brake can hold back."""
 
@@ -210,12 +265,15 @@ class Brakable(Protocol):
         """Bytes that items in flight hold, and the same with what is reserved for them."""
         ...
 
-    def process_bytes(self) -> int:
-        """Bytes that worker processes hold, by what one of each stage was last seen to hold."""
+    def process_bytes(self) -> tuple[int, int]:
+        """Bytes that worker processes were last seen to hold, and how many more once each has done an item."""
         ...
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
-        """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
+        """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
+
+        With 0 no worker process is started either, but for a stage that has none.
+        """
         ...
 
 
@@ -224,30 +282,30 @@ class BrakeThread:
 
     Args:
         workload: What is held back.
-        read: The limit that is nearest to being reached and what is used of it, in bytes; None = not known.
+        read: Each limit with what is used of it; none = not known.
         tell: Called with what a person should know: that it holds back, and that it does so no more.
         release: Gives unused memory of allocators back to the system.
         clock: Time between readings.
 
     Attributes:
-        brake: What decides.
+        brakes: What decides.
         seconds: When the next step is due, from the last one on.
     """
 
     def __init__(
         self,
         workload: Brakable,
-        read: Callable[[], tuple[int, int] | None],
+        read: Callable[[], Sequence[MemoryUse]],
         tell: Callable[[Event], None],
         release: Callable[[], None],
         clock: Clock,
     ) -> None:
         self._workload, self._read, self._tell, self._clock = workload, read, tell, clock
         self._release = release
-        self.brake = Brake()
+        self.brakes = Brakes()
         self._applied: int | None = None
         self.seconds = SECONDS
-        self._held_since: float | None = None
+        self._held: tuple[float, str] | None = None
         self._epochs_ended = workload.epochs_ended
         self._released_at = clock.wall()
         self._thread = Periodic("intune-control-brake", self._steps, clock)
@@ -258,23 +316,20 @@ class BrakeThread:
         if self._epochs_ended != self._workload.epochs_ended and now - self._released_at >= EPOCH_RELEASE_SECONDS:
             self._epochs_ended = self._workload.epochs_ended
             self._give_back(now)
-        found = self._read()
-        if found is None:
-            self.brake.forget()
+        uses = self._read()
+        if not uses:
+            self.brakes.forget()
             self.seconds = SECONDS
             self._apply(None)
             return
-        limit, memory = found
-        held, charged = self._workload.in_flight()
-        before = self.brake.holding
-        reading = Reading(now, limit, memory, held, charged, self._workload.process_bytes())
-        braking = self.brake.observe(reading)
+        before = self.brakes.holding
+        braking = self.brakes.observe(now, uses, self._workload)
         self.seconds = braking.seconds
         self._apply(braking.in_flight_bytes)
         if braking.release:
             self._give_back(now)
-        if self.brake.holding != before:
-            self._say(now, limit, memory, held)
+        if (self.brakes.holding is None) != (before is None):
+            self._say(now, uses)
 
     def start(self) -> None:
         """A first step now, before any item begins; then go on in a thread until `stop`.
@@ -298,7 +353,7 @@ class BrakeThread:
             self.step()
         except Exception:
             _log.exception("The memory brake failed; training goes on by the guard's limits alone")
-            self.brake.forget()
+            self.brakes.forget()
             self._workload.hold_back(None)
             return False
         return True
@@ -314,10 +369,16 @@ class BrakeThread:
         self._released_at = now
         self._release()
 
-    def _say(self, now: float, limit: int, memory: int, held: int) -> None:
-        used = f"{size(memory)} of {size(limit)} are used, {size(held)} of that by items in flight"
-        if self.brake.holding:
-            self._held_since = now
-            self._tell(Event("braked", None, f"only what order waits for goes on: {used}"))
-        elif self._held_since is not None:
-            self._tell(Event("braked", None, f"all go on again after {now - self._held_since:.1f} s: {used}"))
+    def _say(self, now: float, uses: Sequence[MemoryUse]) -> None:
+        holding, held = self.brakes.holding, self._workload.in_flight()[0]
+        if holding is not None:
+            self._held = (now, holding.limit_from)
+        elif self._held is None:
+            return
+        since, name = self._held
+        use = next((use for use in uses if use.limit_from == name), uses[0])  # perhaps it is no limit any more
+        used = f"{size(use.used_bytes)} of {size(use.limit_bytes)} are used, {size(held)} of that by items in flight"
+        went_on = f"all go on again after {now - since:.1f} s: "
+        self._tell(
+            Event("braked", None, f"{went_on if holding is None else 'only what order waits for goes on: '}{used}")
+        )

@@ -1,16 +1,19 @@
 """The guard: what a tuner may have, whatever it asks for. It outranks every tuner.
 
 It covers the budget (CPUs, threads, processes; see `clamp`) and, where a memory limit is known, two
-predictions for the next window:
+predictions for the next window. Of several limits (the user's for the process tree, those of control groups, the
+machine's) each is compared with what is used of that one, and the tightest holds.
 
-* *Items in flight.* Let B be the limit and `rest` the measured memory less what items in flight hold, that is
+* *Items in flight.* Let B be the limit and `rest` what is used of it less what items in flight hold, that is
   the trainer, the workers, the interpreter and what allocators keep. Items may then hold 0.9 B - rest.
   A tenth is spared, as measurements lag and items differ. But memory that allocators keep looks like `rest`
   and will be used again for the next items, so that this figure alone would fall a little whenever fewer
   items are in flight and never rise again. So B / 8 is always granted, as far as rest + B / 8 <= B holds:
   `max(0.9 B - rest, min(B / 8, B - rest))`, and never below 0. (At 0 one item at a time goes on.)
-* *Worker processes.* One more process costs what those of its stage hold on average, and 512 MiB while none of them
-  was measured. Processes are added only while rest, the processes being started and B / 8 for items stay within 0.9 B.
+* *Worker processes.* One more process costs what those of its stage hold on average that have done an item, and
+  512 MiB while none has: what a function works with it often makes with its first item. Processes are added only while
+  rest, what the processes being started and those without an item yet will hold more, and B / 8 for items stay within
+  0.9 B.
   Where those that run already leave less than B / 16 for items, one is taken away a step, from the stage whose
   processes hold most.
 
@@ -18,11 +21,13 @@ It does not cover what it has no figure for: growth of the trainer, or a single 
 Between its steps the brake watches what is measured.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from intune._shares import GUARD_PLANS
-from intune._values import Allocation, Budget, Event, Snapshot, StageSnapshot
+from intune._values import Allocation, Budget, Event, MemoryUse, Snapshot, StageSnapshot, memory_uses
 from intune._words import size
 from intune.control.allocation import clamp, processes_held, processes_when_open
 
@@ -49,30 +54,46 @@ class Guard:
             where a memory limit is known; and the events: "clamped" by the budget, "vetoed" by a prediction.
         """
         allocation, events = clamp(proposal, snapshot, budget)
-        limit = memory_limit(snapshot, budget)
-        if limit is None:
+        rooms = [_room(use, snapshot) for use in memory_uses(snapshot, budget)]
+        if not rooms:
             return allocation, events
-        rest = _rest(snapshot)
-        if rest is not None:
-            allocation, rest, vetoes = _veto_processes(allocation, snapshot, rest, limit)
-            allocation, cuts = _cut_processes(allocation, snapshot, rest, limit)
-            events += vetoes + cuts
-        most = in_flight_limit(limit, rest)
+        allocation, rooms, vetoes = _veto_processes(allocation, snapshot, rooms)
+        allocation, cuts = _cut_processes(allocation, snapshot, rooms)
+        events += vetoes + cuts
+        tightest = min(rooms, key=lambda room: in_flight_limit(room.limit, room.rest))
+        most = in_flight_limit(tightest.limit, tightest.rest)
         asked = allocation.in_flight_bytes
         if asked is not None and asked > most:
             detail = f"in_flight_bytes lowered from {size(asked)} to {size(most)}: the limit for everything is "
-            events.append(Event("vetoed", None, f"{detail}{size(limit)}, the rest needs {size(rest)}"))
+            events.append(
+                Event("vetoed", None, f"{detail}{size(tightest.limit)}, the rest needs {size(tightest.rest)}")
+            )
         expected = None if events else allocation.expected_rows_per_second  # of the proposal, not of what is left of it
         granted = most if asked is None else min(asked, most)
         return replace(allocation, in_flight_bytes=granted, expected_rows_per_second=expected), events
 
 
-def memory_limit(snapshot: Snapshot, budget: Budget) -> int | None:
-    """The limit for the whole process tree in bytes: the budget's, or the machine's where that is tighter."""
-    if budget.memory_bytes is None:
-        return None
-    machine = snapshot.machine.memory_limit_bytes
-    return budget.memory_bytes if machine is None else min(budget.memory_bytes, machine)
+class _Room(NamedTuple):
+    """A limit, what all but items in flight holds of it (None: not measured), and whether it is for processes too."""
+
+    limit: int
+    rest: int | None
+    with_processes: bool
+
+    def left(self, share: float) -> float:
+        """Bytes that are left to this share of the limit."""
+        return math.inf if self.rest is None or not self.with_processes else self.limit * share - self.rest
+
+    def with_more(self, size: int) -> "_Room":
+        """Processes hold so many bytes more."""
+        return self if self.rest is None or not self.with_processes else self._replace(rest=self.rest + size)
+
+
+def _room(use: MemoryUse, snapshot: Snapshot) -> _Room:
+    rest = use.rest_bytes
+    if rest is None and use.used_bytes is not None:
+        rest = max(0, use.used_bytes - (snapshot.in_flight_bytes or 0))
+    return _Room(use.limit_bytes, rest, use.with_processes)
 
 
 def in_flight_limit(limit: int, rest: int | None) -> int:
@@ -86,42 +107,42 @@ def in_flight_limit(limit: int, rest: int | None) -> int:
     return max(0, int(limit * GUARD_PLANS) - rest, min(floor, limit - rest))
 
 
-def _rest(snapshot: Snapshot) -> int | None:
-    memory = snapshot.machine.memory_bytes
-    if snapshot.rest_bytes is not None:
-        return snapshot.rest_bytes
-    return None if memory is None else max(0, memory - (snapshot.in_flight_bytes or 0))
-
-
 def _veto_processes(
-    allocation: Allocation, snapshot: Snapshot, rest: int, limit: int
-) -> tuple[Allocation, int, list[Event]]:
-    """The allocation with only the processes that fit, `rest` with those added, and the vetoes."""
+    allocation: Allocation, snapshot: Snapshot, rooms: list[_Room]
+) -> tuple[Allocation, list[_Room], list[Event]]:
+    """The allocation with only the processes that fit, what there is with those added, and the vetoes."""
     stages = [stage for stage in snapshot.stages if stage.info.executor == "process"]
     slots = allocation.slots
-    rest += sum(processes_held(stage, slots)[1] * (stage.process_resident_bytes or UNMEASURED) for stage in stages)
-    room = int(limit * (GUARD_PLANS - FLOOR)) - rest
+    more = sum(_still_to_come(stage, slots) for stage in stages)
+    unknown = sum(processes_held(s, slots)[0] * UNMEASURED for s in stages if s.process_resident_bytes is None)
     concurrency, reasons, events = dict(allocation.concurrency), dict(allocation.reasons), []
     for stage, target, added, resident in _growing(stages, allocation):
-        granted = max(0, min(added, room // resident))
-        room -= granted * resident
-        rest += granted * resident
+        filled = [room.with_more(more + unknown) for room in rooms]
+        tightest = min(filled, key=lambda room: room.left(GUARD_PLANS - FLOOR))
+        left = tightest.left(GUARD_PLANS - FLOOR)
+        granted = added if left == math.inf else max(0, min(added, int(left) // resident))
+        more += granted * resident
         if granted < added:
             least = 0 if stage.concurrency == 0 and stage.process_resident_bytes else 1  # else it never is measured
             now = max(least, target - (added - granted))
             detail = (
                 f"{now} processes instead of {target}: {added} more of {size(resident)} each do not fit "
-                f"into a limit of {size(limit)}, of which {size(rest)} are needed otherwise"
+                f"into a limit of {size(tightest.limit)}, of which {size((tightest.rest or 0) + granted * resident)} "
+                "are needed otherwise"
             )
             concurrency[stage.name] = now
             reasons[stage.name] = detail
             events.append(Event("vetoed", stage.name, detail))
-    return replace(allocation, concurrency=concurrency, reasons=reasons), rest, events
+    allocation = replace(allocation, concurrency=concurrency, reasons=reasons)
+    return allocation, [room.with_more(more) for room in rooms], events
 
 
-def _cut_processes(allocation: Allocation, snapshot: Snapshot, rest: int, limit: int) -> tuple[Allocation, list[Event]]:
+def _cut_processes(
+    allocation: Allocation, snapshot: Snapshot, rooms: Sequence[_Room]
+) -> tuple[Allocation, list[Event]]:
     """The allocation with one process less where those that run leave items too little, and what was cut."""
-    if rest <= limit * (GUARD_PLANS - FLOOR / 2):
+    tightest = min(rooms, key=lambda room: room.left(GUARD_PLANS - FLOOR / 2))
+    if tightest.left(GUARD_PLANS - FLOOR / 2) >= 0:
         return allocation, []
     held = {
         stage.name: (live * stage.process_resident_bytes, live)
@@ -134,7 +155,7 @@ def _cut_processes(allocation: Allocation, snapshot: Snapshot, rest: int, limit:
     total, live = held[name]
     detail = (
         f"{live - 1} processes instead of {live}: they hold {size(total)}, and all but items in flight "
-        f"{size(rest)} of {size(limit)}"
+        f"{size(tightest.rest)} of {size(tightest.limit)}"
     )
     wanted = allocation.concurrency[name]
     if wanted is not None and wanted < live:
@@ -145,6 +166,12 @@ def _cut_processes(allocation: Allocation, snapshot: Snapshot, rest: int, limit:
         reasons={**allocation.reasons, name: detail},
     )
     return cut, [Event("vetoed", name, detail)]
+
+
+def _still_to_come(stage: StageSnapshot, slots: int) -> int:
+    """Bytes that the processes there are, or are being started, do not hold yet but will, as far as that is known."""
+    starting = processes_held(stage, slots)[1]
+    return starting * (stage.process_resident_bytes or UNMEASURED) + (stage.process_growth_bytes or 0)
 
 
 def _growing(stages: Sequence[StageSnapshot], allocation: Allocation) -> list[tuple[StageSnapshot, int, int, int]]:

@@ -4,7 +4,8 @@ A line is an object with these fields:
 
 * `schema`: 1. `tick`: counts the lines of a run from 0. `time`: seconds on the run's clock since its first line.
 * `full`: whether `seen` is complete; otherwise it holds only what changed since the line before.
-* `seen`: the snapshot and, as `budget`, the budget. `stages` is an object by stage name.
+* `seen`: the snapshot and, as `budget`, the budget. `stages` is an object by stage name, `machine.memory` one by what
+  sets a limit.
 * `proposed`, `applied`: `concurrency` by stage, `slots`, `in_flight_bytes`, and `expected_rows_per_second`, what the
   training loop is expected to take under it (null: the tuner does not say, or for `applied`: it was not granted all).
   `reasons`: the tuner's, by stage.
@@ -239,6 +240,7 @@ def _encode(line: Mapping[str, Any]) -> bytes:
 def _seen(decision: Decision) -> dict[str, Any]:
     seen: dict[str, Any] = to_plain(decision.snapshot)
     seen["stages"] = {stage["info"]["name"]: stage for stage in seen["stages"]}
+    seen["machine"]["memory"] = {use["limit_from"]: use for use in seen["machine"]["memory"]}
     seen["budget"] = to_plain(decision.budget)
     return seen
 

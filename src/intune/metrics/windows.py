@@ -54,6 +54,12 @@ class Measured(Protocol):
     running: int
     largest_cap: int
     pool: Any
+    resident: int | None
+
+    @property
+    def process_growth(self) -> int:
+        """Bytes that its processes will hold more."""
+        ...
 
 
 class Waiting(Protocol):
@@ -71,7 +77,6 @@ def stage_snapshot(
     before: StageCounters,
     seconds: float,
     waiting: Sequence[Waiting],
-    resident_bytes: int | None,
 ) -> StageSnapshot:
     """One stage over a window of so many seconds."""
     now, pool = stage.counters, stage.pool
@@ -106,7 +111,8 @@ def stage_snapshot(
         item_bytes_max=_whole(sizes.quantile(1.0)),
         waiting_items=len(distinct),
         waiting_bytes=sum(item.charge.actual for item in distinct.values()),
-        process_resident_bytes=resident_bytes,
+        process_resident_bytes=stage.resident,
+        process_growth_bytes=stage.process_growth if pool is not None and stage.resident is not None else None,
         saturated_concurrency=stage.largest_cap or None,
     )
 

@@ -12,7 +12,7 @@ from intune.pipeline.calls import Failure, Flow, Keys, StageCall
 from intune.pipeline.footprint import Footprint, footprint
 from intune.pipeline.gather import Gather
 from intune.pipeline.item import Item
-from intune.pipeline.ledger import Forecast
+from intune.pipeline.ledger import Charge, Forecast
 from intune.pipeline.nodes import Node, Work, size_of
 from intune.pipeline.samples import RunLength
 from intune.pipeline.segment import Segment, Sequence
@@ -23,13 +23,28 @@ from intune.pipeline.stage import LiveStage
 class Drawing:
     """A parent whose items are being drawn: a unit of the source, or an item before a flat_map."""
 
-    __slots__ = ("bound", "call", "children", "draw", "drawn", "origin", "parent", "path", "position", "rows")
+    __slots__ = (
+        "bound",
+        "call",
+        "children",
+        "draw",
+        "drawn",
+        "kept",
+        "last",
+        "origin",
+        "parent",
+        "path",
+        "position",
+        "rows",
+    )
 
     def __init__(self, path: Path, position: int, bound: int, origin: Callable[[], str], parent: Item | None) -> None:
         self.path, self.position, self.bound, self.origin, self.parent = path, position, bound, origin, parent
         self.draw: Iterator[Any] | None = None
         self.children = 0
         self.call: StageCall | None = None
+        self.kept: Charge | None = None
+        self.last: Any = None
         self.drawn = 0
         self.rows = 0.0
 
@@ -68,6 +83,10 @@ class DrawNode(Node):
         """Bound on the size of the next item of a parent; None = that parent."""
         raise NotImplementedError
 
+    def _kept(self) -> int:
+        """Bytes that the parent that is next will keep beside its items while it is open."""
+        return 0
+
     def _may_open(self, path: Path) -> bool:
         """Whether order lets it begin."""
         return self.segment.opens_child(path)
@@ -87,6 +106,9 @@ class DrawNode(Node):
 
     def _let_go(self, drawing: Drawing) -> None:
         """Nothing more is drawn from a parent."""
+
+    def _drew(self, drawing: Drawing, child: Child) -> None:
+        """An item was drawn from a parent, which stays open."""
 
     def _closed(self, drawing: Drawing) -> None:
         """A parent is drawn to its end."""
@@ -120,11 +142,11 @@ class DrawNode(Node):
             return False, True, room, True
         if isinstance(choice, Drawing):
             path = (*choice.path, choice.children)
-            order, bound = self.segment.opens_child(path), self._bound(choice)
+            order, bound, kept = self.segment.opens_child(path), self._bound(choice), 0
         else:
             path = (*choice, 0)
-            order, bound = self._may_open(path), self._bound(None)
-        return True, *self.segment.open_for(order), self.segment.opens_memory(path, self.forecast, bound)
+            order, bound, kept = self._may_open(path), self._bound(None), self._kept()
+        return True, *self.segment.open_for(order), self.segment.opens_memory(path, self.forecast, bound, kept)
 
     def begin(self) -> Work:
         """Go on with the first drawing, or open a parent."""
@@ -173,7 +195,10 @@ class DrawNode(Node):
             item.held(item.charge.actual)
         else:
             item.bound = 0
-        self._end_or_park(drawing, child.ended or child.failure is not None)
+        ended = child.ended or child.failure is not None
+        if not ended:
+            self._drew(drawing, child)
+        self._end_or_park(drawing, ended)
         if emitted:
             if child.rows:
                 self._out(item, item.charge.actual)
@@ -374,16 +399,36 @@ class UnitNode(DrawNode):
     def _bound(self, drawing: Drawing | None) -> int:
         if drawing is not None:
             return drawing.bound
-        return max(1, int(self._source.read_bound(self._plan[self.segment.next_root].unit)))
+        return max(1, int(self._source.read_bound(self._plan[self.segment.next_root].unit) - self._kept()))
+
+    def _kept(self) -> int:
+        return int(self._source.kept_bytes(self._plan[self.segment.next_root].unit))
 
     def _open(self) -> Drawing:
         root = self.segment.next_root
-        bound = self._bound(None)
+        bound, kept = self._bound(None), self._kept()
         self.segment.next_root += 1
         self.segment.hold(root)
         self.stage.counters.items_in += 1
         unit = self._plan[root].unit
-        return Drawing((root,), root, bound, lambda: str(self._source.describe(unit)), None)
+        drawing = Drawing((root,), root, bound, lambda: str(self._source.describe(unit)), None)
+        drawing.kept = self.segment.keep(kept)
+        return drawing
+
+    def _drew(self, drawing: Drawing, child: Child) -> None:
+        """What keeps something between two blocks holds on to the last one until it gives the next."""
+        kept = drawing.kept
+        if kept is not None and kept.reserved:
+            drawing.last = child.payload  # else its addresses, by which it is charged, might be another's meanwhile
+            self.context.ledger.true_up(kept, {**child.sizes, id(drawing): kept.reserved})
+
+    def _let_go(self, drawing: Drawing) -> None:
+        if drawing.kept is not None:
+            self.context.ledger.release(drawing.kept)
+            drawing.kept = drawing.last = None
+
+    def _closed(self, drawing: Drawing) -> None:
+        self._let_go(drawing)
 
     def _draw(self, drawing: Drawing) -> Child:
         part = self._plan[drawing.path[0]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from intune._errors import LoaderError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
-from intune._words import count
+from intune._words import count, or_open
 from intune.metrics.counters import StageCounters
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
 from intune.pipeline.calls import Failure
@@ -150,7 +150,7 @@ class Engine:
                 before, after = stage.concurrency, allocation.concurrency[stage.info.name]
                 if before != after:
                     kind = "pause" if after == 0 else "resize"
-                    detail = f"concurrency {_shown(before)} -> {_shown(after)}"
+                    detail = f"concurrency {or_open(before)} -> {or_open(after)}"
                     self._events.append(Event(kind, stage.info.name, detail))
             self._set(allocation)
             self.scheduler.dispatch()
@@ -163,7 +163,8 @@ class Engine:
         """Close the window that began at the last call and say what happened in it."""
         self.check_not_within()
         machine = self._machine()
-        resident = {stage.info.name: stage.measure_process() for stage in self.live}
+        for stage in self.live:
+            stage.measure_processes()
         with self.scheduler.lock:
             self._reap()
             now = self._clock.wall()
@@ -180,9 +181,7 @@ class Engine:
                 stage.counters.load.change(now, 0)
                 node = nodes.get(id(stage))
                 waiting = node.waiting() if node is not None else []
-                snapshots.append(
-                    stage_snapshot(stage, self._before[number], seconds, waiting, resident.get(stage.info.name))
-                )
+                snapshots.append(stage_snapshot(stage, self._before[number], seconds, waiting))
             ready = len(run.delivery.ready) if run is not None else 0
             self.consumer.book(now)
             consumer = consumer_snapshot(self.consumer, self._consumer_before, seconds, ready)
@@ -214,16 +213,23 @@ class Engine:
         with self.scheduler.lock:
             return self.context.ledger.held, self.context.ledger.charged
 
-    def process_bytes(self) -> int:
-        """Bytes that worker processes hold, by what one of each stage was last seen to hold."""
-        return sum(stage.process_bytes for stage in self.live)
+    def process_bytes(self) -> tuple[int, int]:
+        """Bytes that worker processes were last seen to hold, and how many more once each has done an item."""
+        return sum(stage.process_bytes for stage in self.live), sum(stage.process_growth for stage in self.live)
 
     def hold_back(self, in_flight_bytes: int | None) -> None:
-        """Let items in flight hold no more than this, whatever the allocation says; None = no such limit."""
+        """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
+
+        With 0 no worker process is started either, but for a stage that has none.
+        """
         with self.scheduler.lock:
             self._most_bytes = in_flight_bytes
             self._limit_bytes()
+            for stage in self.live:
+                stage.frozen = in_flight_bytes == 0
+            self._refresh()
             self.scheduler.dispatch()
+        self.resize_pools()
 
     def note(self, event: Event) -> None:
         """Let an event stand in the next snapshot."""
@@ -346,7 +352,7 @@ class Engine:
             self.scheduler.dispatch()
         self.resize_pools()
         for stage in self.live:
-            stage.measure_process()
+            stage.measure_processes()
 
     def note_death(self, stage: LiveStage, how: str) -> None:
         """A process of a stage died with an item in hand, which is done again."""
@@ -485,10 +491,6 @@ class Engine:
             self.runs = [keep]
             self._events.append(Event("epoch_start", None, f"epoch {keep.epoch}"))
             self.scheduler.nudge(sure=True)
-
-
-def _shown(value: int | None) -> str:
-    return "open" if value is None else str(value)
 
 
 def totals(engine: Engine) -> dict[str, StageCounters]:

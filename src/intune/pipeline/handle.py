@@ -83,6 +83,7 @@ class Worker:
         fd: Descriptor of our end of its socket: it hangs up when the process ends.
         cancelled: It is not wanted any more though it has not begun to serve.
         release: Whether it is to give unused memory back to the system after its next item.
+        done: Whether it has done an item: before, it may not hold yet what it works with.
     """
 
     def __init__(self, arena: Arena, code: Piece, label: str) -> None:
@@ -108,7 +109,7 @@ class Worker:
         self._inputs: dict[int, Piece] = {}  # those that the function has put away, by where they start
         self.pid = self._process.pid
         self.fd = ours.fileno()
-        self.cancelled = self.release = False
+        self.cancelled = self.release = self.done = False
 
     def hears(self, events: int) -> bool:
         """Whether its socket has one of these poll events now, or has hung up."""

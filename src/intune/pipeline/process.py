@@ -26,7 +26,7 @@ from intune.pipeline import transport
 from intune.pipeline.arena import Arena
 from intune.pipeline.culprit import why_unpicklable
 from intune.pipeline.handle import Gone, Worker
-from intune.pipeline.stage import RemoteCall
+from intune.pipeline.stage import ProcessSizes, RemoteCall
 
 _IDLE_SECONDS = 1.0  # memory that nobody used for so long is given back
 _LEAVE_SECONDS = 10.0  # a worker that is no longer wanted may take so long to close what it has
@@ -127,14 +127,17 @@ class ProcessPool:
         with self._changed:
             return [worker.pid for worker in (*self._free, *self._busy)]
 
-    def resident_bytes(self) -> int | None:
-        """Mean memory of such a worker that is its own: neither shared with us nor with its like."""
-        sizes = []
-        for pid in self.pids():
+    def sizes(self) -> ProcessSizes:
+        """Memory of each of these workers that is its own: neither shared with us nor with its like."""
+        with self._changed:
+            workers = [(worker.pid, worker.done) for worker in (*self._free, *self._busy)]
+        done: list[int] = []
+        fresh: list[int] = []
+        for pid, has_done in workers:
             with suppress(psutil.Error):
                 memory = psutil.Process(pid).memory_info()
-                sizes.append(memory.rss - memory.shared)
-        return sum(sizes) // len(sizes) if sizes else None
+                (done if has_done else fresh).append(memory.rss - memory.shared)
+        return ProcessSizes(tuple(done), tuple(fresh))
 
     def release_unused(self) -> None:
         """Have each worker give unused memory back to the system after its next item; idle ones do so by themselves."""
@@ -196,6 +199,7 @@ class ProcessPool:
                 self._lose(worker)
                 raise
             else:
+                worker.done = True
                 self._give_back(worker)
                 return answer.open(self._stage)
         with self._changed:
@@ -420,9 +424,9 @@ class ProcessPool:
 
     def _memory_figures(self) -> str:
         own = psutil.Process().memory_info().rss
-        each = self.resident_bytes()
-        others = count(len(self.pids()), "live worker")
-        workers = "no other worker lives" if each is None else f"{others} with {size(each)} each"
+        each = [size for sizes in self.sizes() for size in sizes]
+        others = count(len(each), "live worker")
+        workers = f"{others} with {size(sum(each) // len(each))} each" if each else "no other worker lives"
         return (
             f"{_tightest_limit(System())}; this process holds {size(own)}, {workers}, {size(self.bytes_held)} are "
             "shared with them"

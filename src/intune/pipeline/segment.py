@@ -179,8 +179,10 @@ class Segment:
             return order, room
         return True, False
 
-    def opens_memory(self, path: Path, forecast: Forecast, bound: int) -> bool:
+    def opens_memory(self, path: Path, forecast: Forecast, bound: int, kept: int = 0) -> bool:
         """Whether the ledger admits what is forecast for an item; one at a time until there is a forecast.
+
+        `kept` is what will be kept beside it.
 
         What order waits for is admitted in any case, but only once everything behind this segment has run dry:
         before that, what goes on there gives bytes back.
@@ -188,7 +190,7 @@ class Segment:
         ledger = self.context.ledger
         if ledger.budget is None:
             return True
-        if ledger.admits(forecast.bytes(bound, ledger.budget)):
+        if ledger.admits(forecast.bytes(bound, ledger.budget) + kept):
             return forecast.known or self.expects(path)
         return self.expects(path) and self.end.idle
 
@@ -223,6 +225,10 @@ class Segment:
         ledger = self.context.ledger
         size = forecast.bytes(bound, ledger.budget) if ledger.budget is not None else 0
         return Item(path, position, ledger.reserve(size, self._charges), bound, forecast, origin)
+
+    def keep(self, size: int) -> Charge:
+        """Reserve what is kept beside items."""
+        return self.context.ledger.reserve(size, self._charges)
 
     def hold(self, root: int) -> None:
         """Something of this root is in hand."""

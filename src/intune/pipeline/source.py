@@ -48,6 +48,10 @@ class BlockSource(Protocol):
         """Bytes that reading one block of this unit needs at most, known before reading."""
         ...
 
+    def kept_bytes(self, unit: int) -> int:
+        """Bytes, of those of `read_bound`, that an open unit keeps between two blocks beside the last one it gave."""
+        ...
+
     def describe(self, unit: int) -> str:
         """Where the unit comes from, for messages: "clicks/a.parquet, row group 3"."""
         ...

@@ -20,6 +20,18 @@ KILL_SECONDS = 30.0
 """After a process was killed one less is wanted for so long, and then one more again each time so much has passed."""
 
 
+class ProcessSizes(NamedTuple):
+    """Memory of worker processes that is their own, in bytes.
+
+    Attributes:
+        done: Of each that has done an item.
+        fresh: Of each that has not: what it works with it may only make with its first item.
+    """
+
+    done: tuple[int, ...] = ()
+    fresh: tuple[int, ...] = ()
+
+
 class Pool(Protocol):
     """Worker processes of one stage."""
 
@@ -51,8 +63,8 @@ class Pool(Protocol):
         """Run the target in a free process."""
         ...
 
-    def resident_bytes(self) -> int | None:
-        """Mean resident bytes of a process."""
+    def sizes(self) -> ProcessSizes:
+        """What each process that works or could work holds."""
         ...
 
     def close(self) -> None:
@@ -203,7 +215,9 @@ class LiveStage:
             many; None = one has passed.
         growth: What it gives for what came in, in bytes.
         sample_seconds: Recent wall seconds a sample, for the length of runs.
-        resident: Bytes of one of its processes, as last measured; None = none ever was.
+        sizes: What its processes hold, as last measured.
+        resident: Mean bytes of those that had done an item, as last measured; None = none ever had.
+        frozen: No process is started, as memory runs out; one may always live.
     """
 
     info: StageInfo
@@ -222,7 +236,9 @@ class LiveStage:
     most_unproven: int | None = 1
     growth: Growth = field(default_factory=Growth)
     sample_seconds: float | None = None
+    sizes: ProcessSizes = field(default_factory=ProcessSizes)
     resident: int | None = None
+    frozen: bool = False
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
     instances: Instances | None = None
@@ -259,6 +275,8 @@ class LiveStage:
         if self.pool is not None:
             if self.most_processes is not None:
                 wanted = min(wanted, self.most_processes)
+            if self.frozen:
+                wanted = min(wanted, max(1, self.pool.live))
             self.processes = wanted
             # A pool that cannot start its processes says why to whoever calls it.
             wanted = min(wanted, self.pool.live if not self.pool.failed else max(1, self.pool.live))
@@ -266,17 +284,26 @@ class LiveStage:
             wanted = min(wanted, 1)
         self.cap = wanted
 
-    def measure_process(self) -> int | None:
-        """Mean bytes of one of its processes now; None where none lives. Called without the lock."""
-        found = self.pool.resident_bytes() if self.pool is not None else None
-        self.resident = self.resident if found is None else found
-        return found
+    def measure_processes(self) -> None:
+        """Look what its processes hold. Called without the lock."""
+        if self.pool is not None:
+            self.sizes = self.pool.sizes()
+            if self.sizes.done:
+                self.resident = sum(self.sizes.done) // len(self.sizes.done)
 
     @property
     def process_bytes(self) -> int:
-        """Bytes of all its processes, by what one was last measured to hold; 0 before that."""
-        pool, resident = self.pool, self.resident
-        return resident * (pool.live + pool.leaving) if pool is not None and resident is not None else 0
+        """Bytes of all its processes, as last measured; what those hold that are leaving is taken to be as usual."""
+        if self.pool is None:
+            return 0
+        unseen = self.pool.live + self.pool.leaving - len(self.sizes.done) - len(self.sizes.fresh)
+        return sum(self.sizes.done) + sum(self.sizes.fresh) + max(0, unseen) * (self.resident or 0)
+
+    @property
+    def process_growth(self) -> int:
+        """Bytes that its processes will hold beside these, once each has done an item; 0 while none has."""
+        resident = self.resident or 0
+        return sum(max(0, resident - size) for size in self.sizes.fresh)
 
     def was_killed(self, now: float) -> None:
         """The system killed one of its processes, as it does when memory runs out: for a while one less is wanted."""

@@ -164,12 +164,12 @@ def in_a_line(lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _window(seen: Mapping[str, Any]) -> Snapshot:
-    """The window that a line of a journal tells of, its events left out."""
+    """The window that a line of a journal tells of; its events are left out, and all limits but the nearest."""
     stages = [_made(StageSnapshot, {**stage, "info": _made(StageInfo, stage["info"])}) for stage in _stages(seen)]
     parts = {
         "stages": tuple(stages),
         "consumer": _made(ConsumerSnapshot, seen["consumer"]),
-        "machine": _made(MachineSnapshot, seen["machine"]),
+        "machine": _made(MachineSnapshot, {**seen["machine"], "memory": ()}),
         "allocation": _made(Allocation, seen["allocation"]),
         "events": (),
     }

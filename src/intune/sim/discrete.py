@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
+from intune._values import Allocation, Budget, Event, MachineSnapshot, MemoryUse, Snapshot, StageInfo
 from intune.control.brake import BrakeThread
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
@@ -28,6 +28,9 @@ from intune.pipeline.segment import Context
 from intune.sim.parts import SimClock, SimGather, SimPool, SimSource, blank_block
 from intune.sim.resources import LOCK_TURN_SECONDS, PARTS, Part, Resources, Task
 from intune.sim.scenario import Change, Scenario, SimStage
+
+SIMULATED = "simulated"
+"""Where figures of the machine are read."""
 
 DRAWS = 1024
 
@@ -137,7 +140,7 @@ class Simulation:
 
     def snapshot(self) -> Snapshot:
         """Close the window that began at the last call and say what happened in it."""
-        return replace(self._engine.snapshot(), rest_bytes=self._brake.brake.rest_bytes)
+        return replace(self._engine.snapshot(), rest_bytes=self._brake.brakes.rest_bytes(SIMULATED))
 
     def apply(self, allocation: Allocation) -> None:
         """Put an allocation into force and return at once."""
@@ -420,10 +423,10 @@ class Simulation:
             "memory_limit_bytes": None if self._limit is None else int(self._limit),
         }
         known = {name: value for name, value in figures.items() if name not in machine.unmeasured}
-        return MachineSnapshot(max(1, math.floor(resources.cpus)), **known, read_from=dict.fromkeys(known, "simulated"))
+        return MachineSnapshot(max(1, math.floor(resources.cpus)), **known, read_from=dict.fromkeys(known, SIMULATED))
 
-    def _read_memory(self) -> tuple[int, int] | None:
-        return None if self._limit is None else (int(self._limit), int(self.memory_bytes))
+    def _read_memory(self) -> list[MemoryUse]:
+        return [] if self._limit is None else [MemoryUse(int(self._limit), int(self.memory_bytes), SIMULATED)]
 
     def _process_bytes(self) -> float:
         return sum(pool.bytes for pool in self._pools.values())

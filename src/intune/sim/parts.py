@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from intune.pipeline.gather import Gather
 from intune.pipeline.sequence import Order
-from intune.pipeline.stage import RemoteCall
+from intune.pipeline.stage import ProcessSizes, RemoteCall
 
 
 class SimClock:
@@ -85,6 +85,10 @@ class SimSource:
         """Bytes of a block on average: what a footer says."""
         return int(self._rows * self._row_bytes)
 
+    def kept_bytes(self, unit: int) -> int:
+        """Nothing: a unit is one block."""
+        return 0
+
     def describe(self, unit: int) -> str:
         """Its number."""
         return f"unit {unit}"
@@ -158,9 +162,9 @@ class SimPool:
         output = self._call(*args) if self._call.kind != "flat_map" else list(self._call.draw(*args))
         return output, self._cpu() - before
 
-    def resident_bytes(self) -> int | None:
-        """Bytes of a process, once there is one."""
-        return int(self._resident) if self.live else None
+    def sizes(self) -> ProcessSizes:
+        """Bytes of each process: all that it will ever hold, from its start on."""
+        return ProcessSizes((int(self._resident),) * self.live)
 
     @property
     def bytes(self) -> float:

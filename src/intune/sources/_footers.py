@@ -33,11 +33,13 @@ class Group:
         index: Its number in the file.
         rows: Rows in it.
         bytes_needed: High estimate of what reading one of its blocks takes.
+        bytes_kept: High estimate of the part of it that stays between two blocks, beside the last one.
     """
 
     index: int
     rows: int
     bytes_needed: int
+    bytes_kept: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,12 @@ def _read_task(
                 Footer(
                     schema,
                     tuple(
-                        Group(index, group.num_rows, _bytes_needed(group, leaves, block_rows))
+                        Group(
+                            index,
+                            group.num_rows,
+                            _bytes_needed(group, leaves, block_rows),
+                            _bytes_kept(group, leaves) if group.num_rows > block_rows else 0,
+                        )
                         for index, group in enumerate(groups)
                         if group.num_rows
                     ),
@@ -198,6 +205,25 @@ def _bytes_needed(group: pq.RowGroupMetaData, leaves: list[_Leaf], block_rows: i
         if leaf.optional and not leaf.nested:
             needed += 2 << rows.bit_length()
     return int(needed + largest)
+
+
+def _bytes_kept(group: pq.RowGroupMetaData, leaves: list[_Leaf]) -> int:
+    """What a streamed group keeps between two blocks, beside the last one.
+
+    Of each column what was read ahead, a page and the dictionary, of texts decoded too. The footer says how large the
+    dictionary is as stored; texts may be a quarter of their size there.
+    """
+    kept = 0.0
+    for leaf in leaves:
+        column = group.column(leaf.index)
+        stored, plain = column.total_compressed_size, column.total_uncompressed_size
+        kept += min(stored, READ_AHEAD) + min(plain, _PAGE)
+        if column.has_dictionary_page:
+            begin, end = column.dictionary_page_offset, column.data_page_offset
+            packed = max(plain / max(1, stored), 4.0 if leaf.width is None else 1.0)
+            known = (end - begin) * packed if begin is not None and begin < end else plain
+            kept += min(known, plain, 2 * _PAGE) * (2 if leaf.width is None else 1)
+    return int(kept)
 
 
 def _decoded_bytes(column: pq.ColumnChunkMetaData, leaf: _Leaf) -> int:

@@ -74,6 +74,7 @@ class ParquetSource:
         self._retries = Retries() if retries is None else retries
         self._footers = FooterCache()
         self._unit_files, self._unit_groups, self._unit_rows, self._bounds = (array("q") for _ in range(4))
+        self._kept = array("q")
         self.file_schemas: list[tuple[str, pa.Schema]] = self._scan()
         """Each distinct schema of a file, partition columns included, with the path of the first file that has it."""
         joined = merge_schemas(self.file_schemas, columns)
@@ -118,6 +119,10 @@ class ParquetSource:
         """
         rows = min(self._unit_rows[unit], self._block_rows)
         return self._bounds[unit] + rows * self._width
+
+    def kept_bytes(self, unit: int) -> int:
+        """Bytes that an open row group keeps between two blocks, from its footer; 0 where it is one block."""
+        return self._kept[unit]
 
     def describe(self, unit: int) -> str:
         """Path and row group: "/data/clicks/a.parquet, row group 3"."""
@@ -180,6 +185,7 @@ class ParquetSource:
                 self._unit_groups.append(group.index)
                 self._unit_rows.append(group.rows)
                 self._bounds.append(group.bytes_needed)
+                self._kept.append(group.bytes_kept)
         return schemas
 
     def _with_partitions(self, file: int, schema: pa.Schema) -> pa.Schema:

@@ -148,11 +148,21 @@ class TextSource:
         file, start, stop = self._range(unit)
         text, beside = stop - start, 1 << 16
         if self._is_stream(file):
-            codec = self._codecs[file]
-            text = self._unit_bytes if codec == "zstd" else min(text * (_GZIP_RATIO if codec else 1), self._unit_bytes)
-            beside = text + _BUFFERS + (_WINDOW if codec == "zstd" else 0)  # what is read is joined to the last line
+            text, beside = self._stream_text(file), self.kept_bytes(unit)
         columns = text + self._parser.fixed_bytes(rows=text // (2 * len(self.schema)) + 1)
         return 2 * text + 2 * columns + beside
+
+    def kept_bytes(self, unit: int) -> int:
+        """Bytes that an open stream keeps: the last text, to which what is read is joined, and what decompresses it."""
+        file, _, _ = self._range(unit)
+        if not self._is_stream(file):
+            return 0
+        return self._stream_text(file) + _BUFFERS + (_WINDOW if self._codecs[file] == "zstd" else 0)
+
+    def _stream_text(self, file: int) -> int:
+        """Bytes of text in a block of a stream."""
+        codec, size = self._codecs[file], int(self._files.sizes[file])
+        return self._unit_bytes if codec == "zstd" else min(size * (_GZIP_RATIO if codec else 1), self._unit_bytes)
 
     def describe(self, unit: int) -> str:
         """Path and bytes: "/data/day_0.tsv, bytes 8388608 to 16777216"."""

@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from intune._errors import PipelineError
-from intune._values import Allocation, Budget, Snapshot
+from intune._values import Allocation, Budget, Snapshot, memory_uses
 from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
 from intune.tuners._rows import in_force, most_useful, rows_of_source_row
@@ -207,14 +207,16 @@ class Model:
     def _process_room(self, budget: Budget) -> float:
         """Bytes that worker processes may hold together."""
         last = self._last
-        if last is None or budget.memory_bytes is None or last.machine.memory_bytes is None:
+        if last is None:
             return math.inf
-        limit = min(budget.memory_bytes, last.machine.memory_limit_bytes or budget.memory_bytes)
-        rest = last.rest_bytes
-        if rest is None:
-            rest = last.machine.memory_bytes - (last.in_flight_bytes or 0)
         held = sum((stage.processes_live or 0) * (stage.process_resident_bytes or 0) for stage in last.stages)
-        return max(0.0, limit * (PLANNED_SHARE - ITEMS_SHARE) - max(0, rest - held))
+        rooms = [math.inf]
+        for use in memory_uses(last, budget):
+            if use.used_bytes is None or not use.with_processes:
+                continue
+            rest = use.used_bytes - (last.in_flight_bytes or 0) if use.rest_bytes is None else use.rest_bytes
+            rooms.append(max(0.0, use.limit_bytes * (PLANNED_SHARE - ITEMS_SHARE) - max(0, rest - held)))
+        return min(rooms)
 
     def _open(self, name: str, budget: Budget) -> int:
         """What an open concurrency stands for."""
