@@ -1,0 +1,356 @@
+"""From windows of a pipeline to a scenario that behaves like it.
+
+All rows of the scenario are *source rows*: so it does not matter what filters and flat maps do to rows, and only one
+number turns rates of the simulation into those of the trainer. Where items come faster than can be simulated quickly,
+several that follow one another are simulated as one. A shuffle of blocks is simulated as a batch of as many rows as it
+gives at once: its windows matter for memory and for the first batches only.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from intune._errors import PipelineError
+from intune._values import CROWDS, StageSnapshot
+from intune.sim.costs import Cost, Point, fit
+from intune.sim.scenario import Change, Executor, Kind, Scenario, SimMachine, SimStage, SimTrainer
+from intune.sim.seen import Window
+from intune.tuners._beliefs import Beliefs, computes_on_threads, lock_contention, lost_share_of
+
+ITEMS_PER_SECOND = 300.0
+"""More items of a stage a second than this are simulated several at once."""
+
+STREAM = 1e6
+"""Bytes a second of one stream of a simulated device: seconds of a turn are written as bytes."""
+
+SETTLED, ENOUGH = 2.0, 6
+"""For how many times as long as an item takes an allocation must have been in force, where so many points are left."""
+
+LEAST_LOCK = 0.05
+"""Share of CPU time under the interpreter lock below which it counts as none."""
+
+LEAST_OWN = 0.02
+"""Share of the time that the training loop takes itself below which it takes none."""
+
+LEAST_QUEUE = 0.03
+"""Share of work that waited for a CPU below which other programs do not matter."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A scenario, and how it stands for the pipeline.
+
+    Attributes:
+        scenario: What can be simulated.
+        names: By name of a stage, that in the scenario.
+        rows: Rows that the trainer is given for one row of the scenario.
+        doubts: What could not be told, a sentence each.
+    """
+
+    scenario: Scenario
+    names: Mapping[str, str]
+    rows: float
+    doubts: tuple[str, ...]
+
+
+def fitted(windows: Sequence[Window]) -> Fitted:
+    """The likeliest scenario.
+
+    Raises:
+        PipelineError: If some stage finished nothing in any window.
+    """
+    lock_shares = _lock_shares(windows)
+    stages = [_Stage(windows, place, lock_shares) for place in range(len(windows[0].snapshot.stages))]
+    if idle := [stage.name for stage in stages if not stage.items or not stage.points]:
+        raise PipelineError(f"stage {idle[0]!r} finished nothing in {len(windows)} windows: let it run for longer")
+    chain = _Chain(stages)
+    device = _Devices()
+    simulated = tuple(_simulated(stage, chain, place, device) for place, stage in enumerate(stages))
+    machine = _machine(windows, stages, device.fields)
+    last = stages[-1]
+    scenario = Scenario(
+        "calibrated",
+        simulated,
+        machine,
+        _trainer(windows, stages, chain.grouped[-1]),
+        _neighbours(windows, machine.cpus),
+    )
+    names = {stage.name: each.name for stage, each in zip(stages, simulated, strict=True)}
+    rows = last.rows / last.source_rows if last.rows else last.items / last.source_rows
+    return Fitted(scenario, names, rows / chain.unit, tuple(device.doubts))
+
+
+class _Stage:
+    """All that windows say of one stage, in items as they are."""
+
+    def __init__(self, windows: Sequence[Window], place: int, lock_shares: Mapping[str, float]) -> None:
+        seen = [window.snapshot.stages[place] for window in windows]
+        self.info = seen[-1].info
+        self.name, self.kind = self.info.name, self.info.kind
+        self.items = sum(stage.items_out for stage in seen)
+        self.rows = sum(stage.rows_out for stage in seen)
+        self.source_rows = sum(stage.items_out * (stage.source_rows_per_item or 0.0) for stage in seen) or 1.0
+        self.per_second = _fast([s.items_out / w.snapshot.window_seconds for s, w in zip(seen, windows, strict=True)])
+        self.points = _all_points(windows, place)
+        self.spread = _spread(seen)
+        self.bytes = _mean([(stage.item_bytes_mean, stage.items_out) for stage in seen])
+        self.resident = _mean([(stage.process_resident_bytes, 1) for stage in seen])
+        self.start_seconds = _start_seconds(windows, seen)
+        self.lock_share = lock_shares.get(self.name, 0.0)
+        self.cost = fit(self.points, self.spread) if self.points else Cost(0.0, 0.0, 0.0, 0.0, None)
+        worked = sum(point.items for point in self.points)
+        in_hand = sum(s.in_hand_mean * w.snapshot.window_seconds for s, w in zip(seen, windows, strict=True))
+        booked = sum(stage.busy_seconds for stage in seen)
+        self.handing = max(0.0, in_hand - booked) / worked if worked else 0.0
+        """Seconds an item for which it is in hand but not worked on: threads take turns to take and book it."""
+
+    @property
+    def source_rows_per_item(self) -> float:
+        """Source rows that an item which comes out stands for."""
+        return self.source_rows / self.items
+
+
+class _Chain:
+    """How many items are simulated as one, and in how many rows."""
+
+    def __init__(self, stages: Sequence[_Stage]) -> None:
+        self.grouped: list[float] = []
+        """By stage, the items that come out which one simulated item stands for."""
+        self.cost_of: list[float] = []
+        """By stage, of how many items a simulated one has the cost."""
+        self.children: list[int] = []
+        self.gathers: list[bool] = []
+        for place, stage in enumerate(stages):
+            self._add(stage, stages[place - 1] if place else None)
+        rows = [group * stage.source_rows_per_item for group, stage in zip(self.grouped, stages, strict=True)]
+        self.unit = next((unit for unit in (1, 2, 4, 8, 16, 32) if all(_whole(unit * each) for each in rows)), 64)
+        """Rows of the scenario for one source row."""
+        self.rows = [max(1, round(self.unit * each)) for each in rows]
+
+    def _add(self, stage: _Stage, before: _Stage | None) -> None:
+        usual, children = max(1.0, stage.per_second / ITEMS_PER_SECOND), 1
+        ratio = before.source_rows_per_item / stage.source_rows_per_item if before else 1.0
+        gathers = stage.kind == "batch" or (stage.kind == "shuffle" and abs(ratio - 1) > 0.01)
+        if before is None or gathers:
+            group = cost = usual
+        else:
+            group = self.grouped[-1] * ratio
+            cost = self.grouped[-1]
+            if stage.kind in ("flat_map", "unbatch"):
+                children = max(1, round(group / usual))
+                group /= children
+                cost = group
+        self.grouped.append(group)
+        self.cost_of.append(cost)
+        self.children.append(children)
+        self.gathers.append(gathers)
+
+
+class _Devices:
+    """Turns that are no computing, as devices of the machine: there are two, a disk and a network."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, float] = {}
+        self.doubts: list[str] = []
+        self._left = ["disk", "network"]
+
+    def place(self, stage: _Stage, times: float) -> dict[str, float]:
+        """The fields of a stage for its turn."""
+        turn = stage.cost.turn
+        if turn is None:
+            return {}
+        if turn.places == 1:
+            self.doubts.append(
+                f"{stage.name}: one item at a time for {turn.seconds * 1e3:.3g} ms; whether that is a lock or a device "
+                "of one stream cannot be told, and matters little"
+            )
+        else:
+            self.doubts.append(
+                f"{stage.name}: about {turn.places:g} items at a time for {turn.seconds * 1e3:.3g} ms; taken for a "
+                "disk or a connection, it may be a lock that so many may hold"
+            )
+        if turn.computes:
+            return {"serial_seconds": turn.seconds * times}
+        if not self._left:
+            return {"serial_seconds": turn.seconds * times / turn.places}
+        device = self._left.pop(0)
+        self.fields[f"{device}_stream_bytes_per_second"] = STREAM
+        self.fields[f"{device}_bytes_per_second"] = STREAM * turn.places
+        return {f"{device}_bytes": turn.seconds * times * STREAM}
+
+
+def _simulated(stage: _Stage, chain: _Chain, place: int, devices: _Devices) -> SimStage:
+    times, cost, info = chain.cost_of[place], stage.cost, stage.info
+    shared = devices.place(stage, times)
+    lock = cost.cpu * stage.lock_share if stage.lock_share > LEAST_LOCK else 0.0
+    gathers = chain.gathers[place]
+    draws = stage.kind in ("flat_map", "unbatch")
+    kind: Kind = "source" if not place else "batch" if gathers else "flat_map" if draws else "map"
+    executor: Executor = info.executor
+    number = sum(chain.gathers[: place + 1])
+    return SimStage(
+        name=("batch" if number == 1 else f"batch_{number}") if gathers else _free(stage.name),
+        kind=kind,
+        executor=executor,
+        wait_seconds=(cost.wait + stage.handing) * times,
+        lock_seconds=lock * times,
+        cpu_seconds=max(0.0, (cost.cpu - lock) * times - shared.get("serial_seconds", 0.0)),
+        contention=cost.contention,
+        coherency=cost.coherency,
+        spread=stage.spread,
+        rows=chain.rows[place] if not place or gathers else 1,
+        children=chain.children[place],
+        row_bytes=(stage.bytes or 0.0) / chain.rows[place],
+        max_concurrency=info.max_concurrency,
+        waits=info.waits if kind in ("map", "flat_map") else None,
+        start_seconds=stage.start_seconds,
+        start_cpu_seconds=0.0,
+        resident_bytes=stage.resident or 80e6,
+        **shared,
+    )
+
+
+def _free(name: str) -> str:
+    """A name that no gather has."""
+    return f"{name} (map)" if name.split("_")[0] in ("batch", "shuffle") else name
+
+
+def _all_points(windows: Sequence[Window], place: int) -> list[Point]:
+    """Points of the windows whose items were all begun under their allocation, if there are enough of those."""
+    found = [
+        (_points(number, window, place), window.held_seconds >= SETTLED * _wall(window, place))
+        for number, window in enumerate(windows)
+    ]
+    settled = [point for points, is_settled in found if is_settled for point in points]
+    return settled if len(settled) >= ENOUGH else [point for points, _ in found for point in points]
+
+
+def _wall(window: Window, place: int) -> float:
+    return window.snapshot.stages[place].wall_seconds_mean or 0.0
+
+
+def _points(number: int, window: Window, place: int) -> list[Point]:
+    snapshot = window.snapshot
+    stage = snapshot.stages[place]
+    if stage.cpu_seconds_mean is None or not stage.busy_seconds:
+        return []
+    own = 1 - lost_share_of(stage) * lock_contention(snapshot) - (stage.run_queue_seconds or 0.0) / stage.busy_seconds
+    ends = dict(zip(CROWDS, (*CROWDS[1:], 2 * CROWDS[-1]), strict=True))
+    return [
+        Point(
+            number,
+            min(max(stage.in_hand_mean, crowd), 0.97 * ends[crowd]),  # a class has a width: where in it they are
+            items,
+            wall * max(0.0, own),
+            min(stage.cpu_seconds_mean, stage.wall_seconds_mean or math.inf),
+        )
+        for crowd, items, wall in stage.wall_seconds_by_crowd
+    ]
+
+
+def _lock_shares(windows: Sequence[Window]) -> dict[str, float]:
+    """By stage, the share of its CPU time in which it holds the interpreter lock, as far as that showed."""
+    beliefs = Beliefs(0.97, 0.05, 1)
+    for window in windows:
+        beliefs.learn(window.snapshot)
+    return {
+        name: belief.lock_share
+        for name, belief in beliefs.stages.items()
+        if belief.lock_share is not None and computes_on_threads(belief.info)
+    }
+
+
+def _spread(seen: Sequence[StageSnapshot]) -> float:
+    """Deviation of the logarithm of an item's cost, from the largest of what was common: p99 against p50."""
+    found = []
+    for stage in seen:
+        items = sum(items for _, items, _ in stage.wall_seconds_by_crowd)
+        if items >= 20 and stage.wall_seconds_p50 and stage.wall_seconds_p99:
+            normal = statistics.NormalDist().inv_cdf(1 - max(0.01, 0.6 / items))
+            found.append(math.log(max(1.0, stage.wall_seconds_p99 / stage.wall_seconds_p50)) / normal)
+    return min(1.5, statistics.median(found)) if found else 0.1
+
+
+def _start_seconds(windows: Sequence[Window], seen: Sequence[StageSnapshot]) -> float:
+    """Seconds that a process takes to start."""
+    live = [stage.processes_live or 0 for stage in seen]
+    born = sum(max(0, after - before) for before, after in itertools.pairwise(live))
+    starting = sum(
+        window.snapshot.window_seconds for window, stage in zip(windows, seen, strict=True) if stage.processes_starting
+    )
+    return min(30.0, max(0.05, starting / born)) if born else 0.5
+
+
+def _trainer(windows: Sequence[Window], stages: Sequence[_Stage], grouped: float) -> SimTrainer:
+    """What the training loop takes itself, for a step of the simulation."""
+    seconds = sum(window.snapshot.window_seconds for window in windows)
+    steps = sum(window.snapshot.consumer.steps for window in windows)
+    own = sum(w.snapshot.window_seconds * (1 - w.snapshot.consumer.wait_share) for w in windows)
+    if not steps or own < LEAST_OWN * seconds:
+        return SimTrainer()
+    used = sum(window.snapshot.machine.cpu_seconds_used or 0.0 for window in windows)
+    used -= sum(
+        (stage.cpu_seconds_mean or 0.0) * sum(items for _, items, _ in stage.wall_seconds_by_crowd)
+        for window in windows
+        for stage in window.snapshot.stages
+    )
+    threads = max(1, math.ceil(used / own - 0.5))
+    cpu = min(own, max(0.0, used) / threads)
+    waited = cpu / (1 - _queued_share(windows))  # its threads wait for CPUs as others do
+    return SimTrainer(
+        device_seconds=max(0.0, own - waited) / steps * grouped, cpu_seconds=cpu / steps * grouped, threads=threads
+    )
+
+
+def _neighbours(windows: Sequence[Window], cpus: int) -> tuple[Change, ...]:
+    """Other programs that took CPUs for which work had to wait."""
+    share = _queued_share(windows)
+    known = [w.snapshot for w in windows if w.snapshot.machine.cpu_seconds_all is not None]
+    seconds = sum(each.window_seconds for each in known)
+    used = sum(each.machine.cpu_seconds_used or 0.0 for each in known)
+    others = sum(each.machine.cpu_seconds_all or 0.0 for each in known) - used
+    if share < LEAST_QUEUE or others <= 0:
+        return ()
+    threads = min(others, max(0.0, cpus * seconds - used)) / seconds / (1 - share)
+    return (Change(0.0, "neighbours", threads),) if threads > 0 else ()
+
+
+def _queued_share(windows: Sequence[Window]) -> float:
+    """Share of the time of work in which it waited for a CPU."""
+    seen = [stage for window in windows for stage in window.snapshot.stages if stage.run_queue_seconds is not None]
+    busy = sum(stage.busy_seconds for stage in seen)
+    return min(0.9, sum(stage.run_queue_seconds or 0.0 for stage in seen) / busy) if busy else 0.0
+
+
+def _machine(windows: Sequence[Window], stages: Sequence[_Stage], devices: Mapping[str, float]) -> SimMachine:
+    budget = windows[-1].budget
+    fields: dict[str, Any] = dict(devices)
+    held = sum(
+        (stage.process_resident_bytes or 0) * (stage.processes_live or 0) for stage in windows[-1].snapshot.stages
+    )
+    rest = [window.snapshot.rest_bytes for window in windows if window.snapshot.rest_bytes is not None]
+    if rest:
+        fields["baseline_bytes"] = max(0.0, float(np.median(rest)) - held)
+    limit = budget.memory_bytes
+    if limit is not None and rest and limit > 1.05 * fields["baseline_bytes"]:
+        fields["memory_bytes"] = float(limit)
+    slots = max(window.snapshot.allocation.slots for window in windows)
+    return SimMachine(cpus=slots, max_threads=budget.max_threads, max_processes=budget.max_processes, **fields)
+
+
+def _whole(rows: float) -> bool:
+    return rows >= 1 and abs(rows - round(rows)) <= 0.01 * rows
+
+
+def _fast(rates: Sequence[float]) -> float:
+    return float(np.quantile(rates, 0.9))
+
+
+def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
+    known = [(value, weight) for value, weight in values if value is not None and weight > 0]
+    return sum(v * w for v, w in known) / sum(w for _, w in known) if known else None
