@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from intune._errors import PipelineError
 from intune._words import count
-from intune.cli.endings import clean_endings, plain_errors, say, tell
+from intune.cli.endings import USER_ERROR, clean_endings, plain_errors, say, tell
 
 if TYPE_CHECKING:
     from intune.pipeline.chain import Pipeline
@@ -61,8 +62,9 @@ def calibrate(
         from intune.sim.answers import Calibration
         from intune.sim.writable import check_file
 
+        asked = {text: parse_question(text) for text in what_if or ["tuner=shared"]}
+
     with clean_endings(OPTIONS):
-        asked = [parse_question(text) for text in what_if or ["tuner=shared"]]
         _check_one(target, journal, load)
         if save is not None:
             check_file(save)
@@ -79,16 +81,21 @@ def calibrate(
             found.save(save)
         for line in about(found):
             say(line)
-        for text, question in zip(what_if or ["tuner=shared"], asked, strict=True):
-            say(answer_line(text, found.what_if(**question)))
+        refused = [line for line in map(partial(_answer, found), asked.items()) if line is not None]
+        if refused:
+            for line in refused:
+                typer.echo(f"error: {line}", err=True)
+            raise typer.Exit(USER_ERROR)
 
 
 def parse_question(text: str) -> dict[str, Any]:
     """Arguments of `Calibration.what_if`, from a text such as "cpus=64,tuner=model".
 
     Raises:
-        PipelineError: If it is of another form.
+        PipelineError: If it is of another form, or there is no such tuner.
     """
+    from intune.tuners import make_tuner
+
     found: dict[str, Any] = {}
     limits: dict[str, int] = {}
     for part in text.split(","):
@@ -96,6 +103,7 @@ def parse_question(text: str) -> dict[str, Any]:
         if not equals or not name or not value or name in found or name in limits:
             raise PipelineError(f"--what-if {text!r}: give {FORM}, each once, by commas")
         if name == "tuner":
+            make_tuner(value)  # that there is none is better said now than in two minutes
             found[name] = value
         elif not value.isdecimal():
             raise PipelineError(f"--what-if {text!r}: {name} must be a whole number, got {value!r}")
@@ -148,16 +156,17 @@ def about(found: "Calibration") -> Iterator[str]:
     fit = found.fits[0]
     stages = {stage.name: stage for stage in found.scenario.stages}
     for name, seen in found.seen.items():
-        yield f"  {name:<16} {seen:>3}  {_costs(stages[fit.names[name]])}"
+        yield f"  {name:<16} {seen:>3}  {_costs(stages[fit.names[name]], fit.groups[name])}"
     for note in found.notes:
         yield f"  note: {note}"
     yield f"simulated again, allocations that were measured are off by {found.error / 1.48:.1%} (median)"
 
 
-def _costs(stage: "SimStage") -> str:
+def _costs(stage: "SimStage", items: float) -> str:
+    """Of one item, where that many are simulated as one."""
     kinds = {"CPU": stage.cpu_seconds, "lock": stage.lock_seconds, "in turn": stage.serial_seconds}
     kinds |= {"wait": stage.wait_seconds}
-    said = [f"{seconds * 1e3:.3g} ms {kind}" for kind, seconds in kinds.items() if seconds >= 5e-7]
+    said = [f"{seconds / items * 1e3:.3g} ms {kind}" for kind, seconds in kinds.items() if seconds / items >= 5e-7]
     if stage.disk_bytes or stage.network_bytes:
         said.append("shares a device")
     if stage.contention or stage.coherency:
@@ -172,6 +181,16 @@ def answer_line(question: str, answer: "Answer") -> str:
         return f"{question}: memory would run out: {answer.died}"
     interval = f"in nine of ten cases {answer.low:,.0f} to {answer.high:,.0f}"
     return f"{question}: {answer.rows_per_second:,.0f} rows/s, {interval}"
+
+
+def _answer(found: "Calibration", question: tuple[str, dict[str, Any]]) -> str | None:
+    """Say the answer to one question, or give why there is none."""
+    text, arguments = question
+    try:
+        say(answer_line(text, found.what_if(**arguments)))
+    except PipelineError as error:
+        return f"--what-if {text}: {error}"
+    return None
 
 
 def _check_one(*sources: Sequence[Any] | Path | None) -> None:

@@ -252,4 +252,4 @@ def _fitted(read: Mapping[str, Any]) -> Fitted:
         "trainer": SimTrainer(**scenario["trainer"]),
         "changes": tuple(Change(**each) for each in scenario["changes"]),
     }
-    return Fitted(Scenario(**made), read["names"], read["rows"], tuple(read["doubts"]))
+    return Fitted(Scenario(**made), read["names"], read["groups"], read["rows"], read["unit"], tuple(read["doubts"]))

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from intune._errors import PipelineError, SourceError
-from intune._values import Allocation, Budget, Snapshot
+from intune._values import Allocation, Budget, Snapshot, StageSnapshot
 from intune.control.journal import read_journal
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.loader import Loader
 from intune.sim.answers import LEAST_ERROR, Calibration
 from intune.sim.fitting import Fitted, fitted
 from intune.sim.play import play
-from intune.sim.seen import Window, windows
+from intune.sim.seen import Window, read_window, windows
 from intune.sim.sweep import Sweep
 
 REPLICAS = 5
@@ -28,7 +28,7 @@ REPLAYED = 60
 """Windows that are simulated again to see how far off that is: the last ones."""
 
 FEW, LONG = 10, 10
-"""Fewer batches make no rate; more windows are not needed for one."""
+"""Fewer items make no rate; more windows are not needed for one."""
 
 MOST_ERROR = 2.0
 
@@ -168,18 +168,26 @@ def _error(best: Fitted, seen: Sequence[Window]) -> float:
     """Deviation, as a share, of simulated from measured rates of the allocations that were measured.
 
     They are simulated in the same order, each for as long, so that what an allocation leaves to the next one counts in
-    both. A rate is taken of one that was held, or of several in a row where few batches were taken in it.
+    both. A rate, that of the last stage, is taken of one that was held, or of several in a row where few items were
+    finished.
     """
     chosen = seen[-REPLAYED:]
     trace = play(best.scenario, _Replay(best, chosen), len(chosen))
+    if trace.died is not None:
+        return MOST_ERROR
+    again = [_finished(window.snapshot.stages[-1]) / best.unit for window in map(read_window, trace.lines[1:])]
     off = []
     for first, last in itertools.pairwise(_held(chosen)):
-        snapshots = [window.snapshot for window in chosen[first:last]]
-        rows = sum(each.consumer.rows for each in snapshots)
-        measured = rows / sum(each.window_seconds for each in snapshots)
-        simulated = best.rows * trace.rows_per_second(first, last)
-        off.append(min(MOST_ERROR, abs(math.log(simulated / measured))) if simulated else MOST_ERROR)
+        measured = sum(_finished(window.snapshot.stages[-1]) for window in chosen[first:last])
+        seconds = sum(window.snapshot.window_seconds for window in chosen[first:last])
+        simulated = sum(again[first:last]) / (trace.intervals[last - 1].seconds - trace.intervals[first - 1].seconds)
+        off.append(min(MOST_ERROR, abs(math.log(max(simulated, 1e-9) * seconds / measured))))
     return max(LEAST_ERROR, 1.48 * statistics.median(off)) if off else MOST_ERROR
+
+
+def _finished(stage: StageSnapshot) -> float:
+    """Source rows that its items stand for."""
+    return stage.items_out * (stage.source_rows_per_item or 0.0)
 
 
 def _held(seen: Sequence[Window]) -> Iterator[int]:
@@ -191,7 +199,7 @@ def _held(seen: Sequence[Window]) -> Iterator[int]:
         if steps >= FEW and (other or since >= LONG):
             yield place
             steps = since = 0
-        steps += window.snapshot.consumer.steps
+        steps += window.snapshot.stages[-1].items_out
         since += 1
     if steps >= FEW:
         yield len(seen)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from intune._errors import PipelineError
-from intune._values import CROWDS, StageSnapshot
+from intune._values import CROWDS, Snapshot, StageSnapshot
 from intune.sim.costs import Cost, Point, fit
 from intune.sim.scenario import Change, Executor, Kind, Scenario, SimMachine, SimStage, SimTrainer
 from intune.sim.seen import Window
@@ -28,8 +28,11 @@ ITEMS_PER_SECOND = 300.0
 STREAM = 1e6
 """Bytes a second of one stream of a simulated device: seconds of a turn are written as bytes."""
 
-SETTLED, ENOUGH = 2.0, 6
-"""For how many times as long as an item takes an allocation must have been in force, where so many points are left."""
+SETTLED, ENOUGH = 0.8, 6
+"""Share of a window's items that must have been begun under its allocation, where so many points are left."""
+
+MOST_HANDING = 0.01
+"""Seconds that handing an item over can take: more is items that were in hand when a window ended."""
 
 LEAST_LOCK = 0.05
 """Share of CPU time under the interpreter lock below which it counts as none."""
@@ -48,13 +51,17 @@ class Fitted:
     Attributes:
         scenario: What can be simulated.
         names: By name of a stage, that in the scenario.
+        groups: By name of a stage, the items of which an item in the scenario has the cost.
         rows: Rows that the trainer is given for one row of the scenario.
+        unit: Rows of the scenario for one source row.
         doubts: What could not be told, a sentence each.
     """
 
     scenario: Scenario
     names: Mapping[str, str]
+    groups: Mapping[str, float]
     rows: float
+    unit: int
     doubts: tuple[str, ...]
 
 
@@ -82,7 +89,8 @@ def fitted(windows: Sequence[Window]) -> Fitted:
     )
     names = {stage.name: each.name for stage, each in zip(stages, simulated, strict=True)}
     rows = last.rows / last.source_rows if last.rows else last.items / last.source_rows
-    return Fitted(scenario, names, rows / chain.unit, tuple(device.doubts))
+    groups = dict(zip(names, chain.cost_of, strict=True))
+    return Fitted(scenario, names, groups, rows / chain.unit, chain.unit, tuple(device.doubts))
 
 
 class _Stage:
@@ -106,7 +114,7 @@ class _Stage:
         worked = sum(point.items for point in self.points)
         in_hand = sum(s.in_hand_mean * w.snapshot.window_seconds for s, w in zip(seen, windows, strict=True))
         booked = sum(stage.busy_seconds for stage in seen)
-        self.handing = max(0.0, in_hand - booked) / worked if worked else 0.0
+        self.handing = min(MOST_HANDING, max(0.0, in_hand - booked) / worked) if worked else 0.0
         """Seconds an item for which it is in hand but not worked on: threads take turns to take and book it."""
 
     @property
@@ -166,13 +174,13 @@ class _Devices:
             return {}
         if turn.places == 1:
             self.doubts.append(
-                f"{stage.name}: one item at a time for {turn.seconds * 1e3:.3g} ms; whether that is a lock or a device "
-                "of one stream cannot be told, and matters little"
+                f"{stage.name}: one item at a time for {turn.seconds * 1e3:.3g} ms, or several for as many times as "
+                "long; whether that is a lock or a device cannot be told"
             )
         else:
             self.doubts.append(
                 f"{stage.name}: about {turn.places:g} items at a time for {turn.seconds * 1e3:.3g} ms; taken for a "
-                "disk or a connection, it may be a lock that so many may hold"
+                "device, it may be a lock that so many may hold"
             )
         if turn.computes:
             return {"serial_seconds": turn.seconds * times}
@@ -223,15 +231,17 @@ def _free(name: str) -> str:
 def _all_points(windows: Sequence[Window], place: int) -> list[Point]:
     """Points of the windows whose items were all begun under their allocation, if there are enough of those."""
     found = [
-        (_points(number, window, place), window.held_seconds >= SETTLED * _wall(window, place))
+        (_points(number, window, place), _begun_share(window, place) >= SETTLED)
         for number, window in enumerate(windows)
     ]
     settled = [point for points, is_settled in found if is_settled for point in points]
     return settled if len(settled) >= ENOUGH else [point for points, _ in found for point in points]
 
 
-def _wall(window: Window, place: int) -> float:
-    return window.snapshot.stages[place].wall_seconds_mean or 0.0
+def _begun_share(window: Window, place: int) -> float:
+    """Of the items that a stage finished in a window, the share that was begun under its allocation."""
+    wall = window.snapshot.stages[place].wall_seconds_mean or 0.0
+    return (window.held_seconds - wall) / window.snapshot.window_seconds
 
 
 def _points(number: int, window: Window, place: int) -> list[Point]:
@@ -239,7 +249,7 @@ def _points(number: int, window: Window, place: int) -> list[Point]:
     stage = snapshot.stages[place]
     if stage.cpu_seconds_mean is None or not stage.busy_seconds:
         return []
-    own = 1 - lost_share_of(stage) * lock_contention(snapshot) - (stage.run_queue_seconds or 0.0) / stage.busy_seconds
+    own = 1 - lost_share_of(stage) * _contention(snapshot) - (stage.run_queue_seconds or 0.0) / stage.busy_seconds
     ends = dict(zip(CROWDS, (*CROWDS[1:], 2 * CROWDS[-1]), strict=True))
     return [
         Point(
@@ -253,11 +263,22 @@ def _points(number: int, window: Window, place: int) -> list[Point]:
     ]
 
 
+def _contention(snapshot: Snapshot) -> float:
+    """Share of the window in which the interpreter lock was held: a process that hardly computes cannot hold it.
+
+    Where it seems so all the same, other programs kept the probe from its CPU.
+    """
+    used = snapshot.machine.cpu_seconds_used
+    most = 1.0 if used is None else min(1.0, used / snapshot.window_seconds)
+    return min(most, lock_contention(snapshot))
+
+
 def _lock_shares(windows: Sequence[Window]) -> dict[str, float]:
     """By stage, the share of its CPU time in which it holds the interpreter lock, as far as that showed."""
     beliefs = Beliefs(0.97, 0.05, 1)
-    for window in windows:
-        beliefs.learn(window.snapshot)
+    for snapshot, *_ in windows:
+        if _contention(snapshot) >= LEAST_LOCK:
+            beliefs.learn(snapshot)
     return {
         name: belief.lock_share
         for name, belief in beliefs.stages.items()

@@ -38,16 +38,25 @@ def windows(lines: Iterable[Mapping[str, Any]]) -> list[Window]:
     for line in lines:
         if line.get("tick") == 0:  # an older run, perhaps of another pipeline, stands before it
             found = []
-        try:
-            window = _window(line["seen"])
-        except (AttributeError, KeyError, TypeError) as error:
-            raise SourceError(f"the line of tick {line.get('tick')!r} is none of a journal: {error!r}") from error
+        window = read_window(line)
         snapshot, now = window.snapshot, (window.snapshot.allocation.concurrency, window.snapshot.allocation.slots)
         held = (held if now == before else 0.0) + snapshot.window_seconds
         before = now
         if snapshot.window_seconds > 0 and any(stage.items_out for stage in snapshot.stages):
             found.append(window._replace(held_seconds=held))
     return found
+
+
+def read_window(line: Mapping[str, Any]) -> Window:
+    """What was seen at a line's decision.
+
+    Raises:
+        SourceError: If the line is none of a journal.
+    """
+    try:
+        return _window(line["seen"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SourceError(f"the line of tick {line.get('tick')!r} is none of a journal: {error!r}") from error
 
 
 def _window(seen: Mapping[str, Any]) -> Window:
