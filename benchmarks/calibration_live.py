@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from _rounds import RESULTS, machine, spread
-from tuners_live import FIXED_SECONDS, SEED, live, parts, run
+from tuners_live import FIXED_SECONDS, SEED, SETTLED_SECONDS, live, parts, run
 
 from intune.sim import Calibration
 from intune.sim.calibrate import calibrate_lines
@@ -62,9 +62,12 @@ def measured(number: int, seconds: float) -> dict[str, Any]:
     """A pipeline's allocations, what was said of them, and what they gave."""
     calibration, held = calibrated(number, seconds)
     tokens, chosen = parts(number)
+    settle = (
+        SETTLED_SECONDS if any(part.kind == "process" for part in chosen) else FIXED_SECONDS
+    )  # processes start first
     rows = []
     for _, concurrency in zip(range(ALLOCATIONS), drawn(number, held, calibration), strict=False):
-        said, got = calibration.what_if(concurrency=concurrency), run(number, Static(concurrency), FIXED_SECONDS)
+        said, got = calibration.what_if(concurrency=concurrency), run(number, Static(concurrency), settle)
         row = {"concurrency": concurrency, "measured": round(got, 2), "said": round(said.rows_per_second, 2)}
         rows.append(row | {"low": round(said.low, 2), "high": round(said.high, 2)})
     off = [abs(row["said"] / row["measured"] - 1) for row in rows]

@@ -33,7 +33,7 @@ PLAIN = Scenario(
 )
 
 
-def swept(drawn: Scenario, decisions: int = 60) -> Trace:
+def swept(drawn: Scenario, decisions: int = 45) -> Trace:
     return play(drawn, Sweep(2.0), decisions)
 
 
@@ -48,7 +48,7 @@ def plain(lines: Sequence[Any]) -> Calibration:
 
 
 def measured(drawn: Scenario, concurrency: dict[str, int]) -> float:
-    return play(drawn, Static(concurrency), 30).rows_per_second(8)
+    return play(drawn, Static(concurrency), 20).rows_per_second(6)
 
 
 def untried(drawn: Scenario, trace: Trace, seen: dict[str, int]) -> Iterator[dict[str, int]]:
@@ -67,14 +67,14 @@ class TestAnswers:
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("family", "seed"),
-        [("bending", 0), ("serial", 0), ("processes", 0), ("network", 0), ("slow-trainer", 0), ("noisy", 1)],
+        [("bending", 0), ("serial", 0), ("processes", 0), ("network", 0), ("slow-trainer", 0), ("rows", 1)],
     )
     def test_they_are_right_within_a_tenth_on_allocations_never_tried(self, family: str, seed: int) -> None:
         drawn = scenario(family, seed)
         trace = swept(drawn)
         found = calibrate_lines(trace.lines)
         alone = replace(found, fits=found.fits[:1])  # the interval takes several times as long
-        asked = list(itertools.islice(untried(drawn, trace, dict(found.seen)), 4))
+        asked = list(itertools.islice(untried(drawn, trace, dict(found.seen)), 3))
         off = [alone.what_if(concurrency=each).rows_per_second / measured(drawn, each) - 1 for each in asked]
         assert statistics.median(map(abs, off)) < 0.1, off
 
@@ -96,7 +96,7 @@ class TestAnswers:
         by_name, by_object = alone.what_if(tuner="model"), alone.what_if(tuner=model)
         assert by_name == by_object
         assert not model.beliefs
-        truth = play(PLAIN, "model", 60).rows_per_second(30)
+        truth = play(PLAIN, "model", 45).rows_per_second(30)
         assert by_name.rows_per_second == pytest.approx(truth, rel=0.1)
 
     def test_the_best_of_it_is_a_scenario(self, plain: Calibration) -> None:
@@ -151,16 +151,18 @@ class TestRefused:
 
 class TestJournals:
     def test_a_run_of_whatever_tuner_will_do(self) -> None:
-        found = calibrate_lines(play(PLAIN, "model", 60).lines)
+        found = calibrate_lines(play(PLAIN, "model", 45).lines)
         said = replace(found, fits=found.fits[:1]).what_if(concurrency={"bent": 4})
         assert said.rows_per_second == pytest.approx(measured(PLAIN, {"bent": 4}), rel=0.1)
 
-    def test_a_file_with_an_older_run_and_a_torn_last_line(self, lines: Sequence[Any], tmp_path: Path) -> None:
+    def test_a_file_with_an_older_run_and_a_torn_last_line(
+        self, lines: Sequence[Any], plain: Calibration, tmp_path: Path
+    ) -> None:
         file = tmp_path / "journal.jsonl"
         older = play(scenario("clean", 0), "shared", 3).lines
         text = "".join(json.dumps(line) + "\n" for line in (*older, *lines))
         file.write_text(text + '{"schema":1,"tick":61,"ti')
-        assert calibrate_journal(file) == calibrate_lines(lines)
+        assert calibrate_journal(file) == plain
 
     @pytest.mark.parametrize("line", [{}, {"tick": 3, "seen": {}}, {"seen": {"stages": [1]}}, {"seen": None}])
     def test_what_is_no_line(self, line: dict[str, Any]) -> None:
@@ -221,13 +223,14 @@ class TestLive:
         assert steps
         assert list(found.seen) == ["from_iterable", "work", "keep", "twice", "batch"]
         # Waiting for 4 ms one at a time: no more than 250 numbers a second, of which 375 rows come.
-        said = found.what_if(concurrency={"work": 1})
+        said = replace(found, fits=found.fits[:1]).what_if(concurrency={"work": 1})
         assert said.rows_per_second == pytest.approx(375, rel=0.35)
 
     def test_what_can_be_read_once_is_enough_if_it_is_long(self) -> None:
         pause = threading.Event()
-        pipe = intune.from_iterable(iter(range(1000))).map(lambda number: (pause.wait(0.002), number)[1], name="work")
-        assert calibrate(pipe, 60.0, cpus=2).seen["work"] >= 2
+        once = intune.from_iterable(iter(range(3000)))
+        pipe = once.map(lambda number: (pause.wait(0.002), number)[1], name="work", max_concurrency=2)
+        assert calibrate(pipe, 100.0, cpus=2).seen["work"] == 2
 
     def test_a_pipeline_that_gives_nothing(self) -> None:
         with pytest.raises(PipelineError, match="the pipeline gave no batch"):

@@ -28,9 +28,9 @@ def calibrate(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="MODULE:NAME of a pipeline, or of a function that returns one, looked for from this folder on.",
+            help="A pipeline, or a function that returns one, in a module of this folder or of what is installed.",
             metavar="MODULE:NAME",
-            show_default="none: give --journal or --load",
+            show_default=False,
         ),
     ] = None,
     journal: Annotated[
@@ -47,9 +47,11 @@ def calibrate(
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(help=f"What to ask: {FORM}; several by commas. May be given again.", show_default="as measured"),
+        typer.Option(help=f"What to ask: {FORM}; several by commas. May be given again.", show_default="tuner=shared"),
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Keep the calibration in this file, as JSON.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Keep the calibration in this file, as JSON.", show_default="it is not kept")
+    ] = None,
 ) -> None:
     """Find out how a pipeline would do with more CPUs, another tuner or other limits, without trying.
 

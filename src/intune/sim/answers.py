@@ -65,7 +65,8 @@ class Calibration:
         seconds: How long was measured.
         measured: Rows a second that the trainer was given, over all that was measured.
         steps_per_second: Steps of the simulation that this is.
-        error: Deviation, as a share, of what the likeliest scenario says of allocations that were measured.
+        scale: What simulated rates are multiplied by, as they were off by so much on what was measured.
+        error: Deviation, as a share, of what is said then of allocations that were measured.
         notes: What could not be told, a sentence each.
     """
 
@@ -75,6 +76,7 @@ class Calibration:
     seconds: float
     measured: float
     steps_per_second: float
+    scale: float
     error: float
     notes: tuple[str, ...]
 
@@ -120,7 +122,8 @@ class Calibration:
         logs = [math.log(rate / rates[0]) for rate in rates[1:]]
         own = sum(each * each for each in logs) / len(logs) if logs else 0.0
         wide = math.exp(DEVIATIONS * math.sqrt(own + self.error**2))
-        return Answer(rates[0], rates[0] / wide, rates[0] * wide)
+        best = self.scale * rates[0]
+        return Answer(best, best / wide, best * wide)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON.

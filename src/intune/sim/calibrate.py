@@ -24,11 +24,15 @@ from intune.sim.sweep import Sweep
 REPLICAS = 5
 """Fits to windows drawn again, beside the likeliest one."""
 
+TOLD_SCALE = 0.1
 REPLAYED = 60
 """Windows that are simulated again to see how far off that is: the last ones."""
 
 FEW, LONG = 10, 10
 """Fewer items make no rate; more windows are not needed for one."""
+
+LEAST_RATES = 4
+"""With fewer rates it is not told what all are off by from by how much each is."""
 
 MOST_ERROR = 2.0
 
@@ -71,7 +75,7 @@ def calibrate(
         raise PipelineError(f"seconds must be a number above 0, got {seconds!r}")
     hold = min(HOLD_SECONDS, max(LEAST_HOLD_SECONDS, seconds / POINTS))
     with pipeline.loader(tuner=Sweep(hold), cpus=cpus, memory=memory, epochs=EPOCHS) as loader:
-        _drain(loader, time.perf_counter() + seconds, step)
+        _drain(loader, seconds, step)
         return calibrate_lines(loader.journal)
 
 
@@ -109,6 +113,7 @@ def calibrate_lines(lines: Iterable[Mapping[str, Any]]) -> Calibration:
     rows = sum(window.snapshot.consumer.rows for window in seen)
     rates = [window.snapshot.consumer.rows / window.snapshot.window_seconds for window in seen]
     steps = statistics.median(rates) / _rows_a_step(best)
+    scale, error = _off(best, seen)
     return Calibration(
         fits,
         max(window.snapshot.allocation.slots for window in seen),
@@ -116,18 +121,21 @@ def calibrate_lines(lines: Iterable[Mapping[str, Any]]) -> Calibration:
         seconds,
         rows / seconds,
         steps,
-        _error(best, seen),
-        (*best.doubts, *_notes(seen)),
+        scale,
+        error,
+        (*best.doubts, *_notes(seen, scale)),
     )
 
 
-def _drain(loader: Loader, until: float, step: Callable[[Any], object] | None) -> None:
-    """Take batches until the time is up."""
+def _drain(loader: Loader, seconds: float, step: Callable[[Any], object] | None) -> None:
+    """Take batches until so much time has passed since the first one: before it, modules may be imported."""
+    until = math.inf
     for epoch in range(EPOCHS):
         batches = 0
         try:
             for batch in loader:
                 batches += 1
+                until = min(until, time.perf_counter() + seconds)
                 if step is not None:
                     step(batch)
                 if time.perf_counter() >= until:
@@ -164,8 +172,8 @@ class _Replay:
         return Allocation({self._names[name]: value or None for name, value in then.concurrency.items()}, then.slots)
 
 
-def _error(best: Fitted, seen: Sequence[Window]) -> float:
-    """Deviation, as a share, of simulated from measured rates of the allocations that were measured.
+def _off(best: Fitted, seen: Sequence[Window]) -> tuple[float, float]:
+    """By what simulated rates must be multiplied, and how far they are off then, for allocations that were measured.
 
     They are simulated in the same order, each for as long, so that what an allocation leaves to the next one counts in
     both. A rate, that of the last stage, is taken of one that was held, or of several in a row where few items were
@@ -174,15 +182,19 @@ def _error(best: Fitted, seen: Sequence[Window]) -> float:
     chosen = seen[-REPLAYED:]
     trace = play(best.scenario, _Replay(best, chosen), len(chosen))
     if trace.died is not None:
-        return MOST_ERROR
+        return 1.0, MOST_ERROR
     again = [_finished(window.snapshot.stages[-1]) / best.unit for window in map(read_window, trace.lines[1:])]
     off = []
     for first, last in itertools.pairwise(_held(chosen)):
         measured = sum(_finished(window.snapshot.stages[-1]) for window in chosen[first:last])
         seconds = sum(window.snapshot.window_seconds for window in chosen[first:last])
         simulated = sum(again[first:last]) / (trace.intervals[last - 1].seconds - trace.intervals[first - 1].seconds)
-        off.append(min(MOST_ERROR, abs(math.log(max(simulated, 1e-9) * seconds / measured))))
-    return max(LEAST_ERROR, 1.48 * statistics.median(off)) if off else MOST_ERROR
+        off.append(math.log(measured / seconds / max(simulated, 1e-9)))
+    if len(off) < LEAST_RATES:
+        return 1.0, MOST_ERROR if not off else min(MOST_ERROR, max(LEAST_ERROR, *map(abs, off)))
+    middle = min(MOST_ERROR, max(-MOST_ERROR, statistics.median(off)))
+    deviation = 1.48 * statistics.median(abs(each - middle) for each in off)
+    return math.exp(middle), min(MOST_ERROR, max(LEAST_ERROR, deviation))
 
 
 def _finished(stage: StageSnapshot) -> float:
@@ -222,8 +234,13 @@ def _most_at_once(seen: Sequence[Window]) -> dict[str, int]:
     return {name: max(1, round(value)) for name, value in most.items()}
 
 
-def _notes(seen: Sequence[Window]) -> Iterator[str]:
+def _notes(seen: Sequence[Window], scale: float) -> Iterator[str]:
     """What these windows cannot tell."""
+    if abs(math.log(scale)) > TOLD_SCALE:
+        yield (
+            f"rates are multiplied by {scale:.2f}: something that is not simulated makes that difference, whatever the "
+            "allocation is"
+        )
     most = _most_at_once(seen)
     alone = [
         stage.name for stage in seen[-1].snapshot.stages if most[stage.name] <= 1 and stage.info.max_concurrency != 1

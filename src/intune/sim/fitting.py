@@ -152,7 +152,8 @@ class _Chain:
             if stage.kind in ("flat_map", "unbatch"):
                 children = max(1, round(group / usual))
                 group /= children
-                cost = group
+                # What a flat_map takes is measured by item that it gives, for unbatch by block that comes in.
+                cost = group if stage.kind == "flat_map" else cost / children
         self.grouped.append(group)
         self.cost_of.append(cost)
         self.children.append(children)
