@@ -11,16 +11,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from intune._errors import PipelineError
-from intune._values import CROWDS, Snapshot, StageSnapshot
+from intune._values import CROWDS, StageSnapshot
+from intune.sim import around
 from intune.sim.costs import Cost, Point, fit
-from intune.sim.scenario import Change, Executor, Kind, Scenario, SimMachine, SimStage, SimTrainer
+from intune.sim.scenario import Executor, Kind, Scenario, SimStage
 from intune.sim.seen import Window
-from intune.tuners._beliefs import Beliefs, computes_on_threads, lock_contention, lost_share_of
+from intune.tuners._beliefs import lost_share_of
 
 ITEMS_PER_SECOND = 300.0
 """More items of a stage a second than this are simulated several at once."""
@@ -36,12 +36,6 @@ MOST_HANDING = 0.01
 
 LEAST_LOCK = 0.05
 """Share of CPU time under the interpreter lock below which it counts as none."""
-
-LEAST_OWN = 0.02
-"""Share of the time that the training loop takes itself below which it takes none."""
-
-LEAST_QUEUE = 0.03
-"""Share of work that waited for a CPU below which other programs do not matter."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +65,21 @@ def fitted(windows: Sequence[Window]) -> Fitted:
     Raises:
         PipelineError: If some stage finished nothing in any window.
     """
-    lock_shares = _lock_shares(windows)
+    lock_shares = around.lock_shares(windows)
     stages = [_Stage(windows, place, lock_shares) for place in range(len(windows[0].snapshot.stages))]
     if idle := [stage.name for stage in stages if not stage.items or not stage.points]:
         raise PipelineError(f"stage {idle[0]!r} finished nothing in {len(windows)} windows: let it run for longer")
     chain = _Chain(stages)
     device = _Devices()
     simulated = tuple(_simulated(stage, chain, place, device) for place, stage in enumerate(stages))
-    machine = _machine(windows, stages, device.fields)
+    machine = around.machine(windows, device.fields)
     last = stages[-1]
     scenario = Scenario(
         "calibrated",
         simulated,
         machine,
-        _trainer(windows, stages, chain.grouped[-1]),
-        _neighbours(windows, machine.cpus),
+        around.trainer(windows, chain.grouped[-1]),
+        around.neighbours(windows, machine.cpus),
     )
     names = {stage.name: each.name for stage, each in zip(stages, simulated, strict=True)}
     rows = last.rows / last.source_rows if last.rows else last.items / last.source_rows
@@ -250,7 +244,7 @@ def _points(number: int, window: Window, place: int) -> list[Point]:
     stage = snapshot.stages[place]
     if stage.cpu_seconds_mean is None or not stage.busy_seconds:
         return []
-    own = 1 - lost_share_of(stage) * _contention(snapshot) - (stage.run_queue_seconds or 0.0) / stage.busy_seconds
+    own = 1 - lost_share_of(stage) * around.contention(snapshot) - (stage.run_queue_seconds or 0.0) / stage.busy_seconds
     ends = dict(zip(CROWDS, (*CROWDS[1:], 2 * CROWDS[-1]), strict=True))
     return [
         Point(
@@ -262,29 +256,6 @@ def _points(number: int, window: Window, place: int) -> list[Point]:
         )
         for crowd, items, wall in stage.wall_seconds_by_crowd
     ]
-
-
-def _contention(snapshot: Snapshot) -> float:
-    """Share of the window in which the interpreter lock was held: a process that hardly computes cannot hold it.
-
-    Where it seems so all the same, other programs kept the probe from its CPU.
-    """
-    used = snapshot.machine.cpu_seconds_used
-    most = 1.0 if used is None else min(1.0, used / snapshot.window_seconds)
-    return min(most, lock_contention(snapshot))
-
-
-def _lock_shares(windows: Sequence[Window]) -> dict[str, float]:
-    """By stage, the share of its CPU time in which it holds the interpreter lock, as far as that showed."""
-    beliefs = Beliefs(0.97, 0.05, 1)
-    for snapshot, *_ in windows:
-        if _contention(snapshot) >= LEAST_LOCK:
-            beliefs.learn(snapshot)
-    return {
-        name: belief.lock_share
-        for name, belief in beliefs.stages.items()
-        if belief.lock_share is not None and computes_on_threads(belief.info)
-    }
 
 
 def _spread(seen: Sequence[StageSnapshot]) -> float:
@@ -306,63 +277,6 @@ def _start_seconds(windows: Sequence[Window], seen: Sequence[StageSnapshot]) -> 
         window.snapshot.window_seconds for window, stage in zip(windows, seen, strict=True) if stage.processes_starting
     )
     return min(30.0, max(0.05, starting / born)) if born else 0.5
-
-
-def _trainer(windows: Sequence[Window], stages: Sequence[_Stage], grouped: float) -> SimTrainer:
-    """What the training loop takes itself, for a step of the simulation."""
-    seconds = sum(window.snapshot.window_seconds for window in windows)
-    steps = sum(window.snapshot.consumer.steps for window in windows)
-    own = sum(w.snapshot.window_seconds * (1 - w.snapshot.consumer.wait_share) for w in windows)
-    if not steps or own < LEAST_OWN * seconds:
-        return SimTrainer()
-    used = sum(window.snapshot.machine.cpu_seconds_used or 0.0 for window in windows)
-    used -= sum(
-        (stage.cpu_seconds_mean or 0.0) * sum(items for _, items, _ in stage.wall_seconds_by_crowd)
-        for window in windows
-        for stage in window.snapshot.stages
-    )
-    threads = max(1, math.ceil(used / own - 0.5))
-    cpu = min(own, max(0.0, used) / threads)
-    waited = cpu / (1 - _queued_share(windows))  # its threads wait for CPUs as others do
-    return SimTrainer(
-        device_seconds=max(0.0, own - waited) / steps * grouped, cpu_seconds=cpu / steps * grouped, threads=threads
-    )
-
-
-def _neighbours(windows: Sequence[Window], cpus: int) -> tuple[Change, ...]:
-    """Other programs that took CPUs for which work had to wait."""
-    share = _queued_share(windows)
-    known = [w.snapshot for w in windows if w.snapshot.machine.cpu_seconds_all is not None]
-    seconds = sum(each.window_seconds for each in known)
-    used = sum(each.machine.cpu_seconds_used or 0.0 for each in known)
-    others = sum(each.machine.cpu_seconds_all or 0.0 for each in known) - used
-    if share < LEAST_QUEUE or others <= 0:
-        return ()
-    threads = min(others, max(0.0, cpus * seconds - used)) / seconds / (1 - share)
-    return (Change(0.0, "neighbours", threads),) if threads > 0 else ()
-
-
-def _queued_share(windows: Sequence[Window]) -> float:
-    """Share of the time of work in which it waited for a CPU."""
-    seen = [stage for window in windows for stage in window.snapshot.stages if stage.run_queue_seconds is not None]
-    busy = sum(stage.busy_seconds for stage in seen)
-    return min(0.9, sum(stage.run_queue_seconds or 0.0 for stage in seen) / busy) if busy else 0.0
-
-
-def _machine(windows: Sequence[Window], stages: Sequence[_Stage], devices: Mapping[str, float]) -> SimMachine:
-    budget = windows[-1].budget
-    fields: dict[str, Any] = dict(devices)
-    held = sum(
-        (stage.process_resident_bytes or 0) * (stage.processes_live or 0) for stage in windows[-1].snapshot.stages
-    )
-    rest = [window.snapshot.rest_bytes for window in windows if window.snapshot.rest_bytes is not None]
-    if rest:
-        fields["baseline_bytes"] = max(0.0, float(np.median(rest)) - held)
-    limit = budget.memory_bytes
-    if limit is not None and rest and limit > 1.05 * fields["baseline_bytes"]:
-        fields["memory_bytes"] = float(limit)
-    slots = max(window.snapshot.allocation.slots for window in windows)
-    return SimMachine(cpus=slots, max_threads=budget.max_threads, max_processes=budget.max_processes, **fields)
 
 
 def _whole(rows: float) -> bool:
