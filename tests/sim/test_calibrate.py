@@ -169,6 +169,14 @@ class TestJournals:
         with pytest.raises(SourceError, match=f"the line of tick {line.get('tick')!r} is none of a journal"):
             windows([line])
 
+    def test_an_allocation_holds_once_its_processes_are_up(self, lines: Sequence[Any]) -> None:
+        some = [json.loads(json.dumps(line)) for line in lines[5:8]]
+        for line in some:
+            line["seen"]["allocation"], line["seen"]["window_seconds"] = some[0]["seen"]["allocation"], 1.0
+        assert [window.held_seconds for window in windows(some)] == [1.0, 2.0, 3.0]
+        some[0]["seen"]["stages"]["work"]["processes_starting"] = 1
+        assert [window.held_seconds for window in windows(some)] == [0.0, 0.0, 1.0]
+
     def test_too_few(self, lines: Sequence[Any]) -> None:
         with pytest.raises(PipelineError, match="only 2 windows in which something was finished, at least 3 are"):
             calibrate_lines(lines[:3])

@@ -85,6 +85,16 @@ def test_it_is_held_until_every_stage_has_finished_something_but_not_for_ever() 
     assert held[8] != held[0]
 
 
+def test_time_counts_from_when_its_processes_are_up_but_not_for_ever() -> None:
+    sweep = Sweep(2.0)
+    still = window({})
+    starting = replace(still, stages=(*still.stages[:3], replace(still.stages[3], processes_starting=1)))
+    first = sweep.propose(starting, BUDGET)
+    assert [sweep.propose(each, BUDGET) == first for each in (starting, starting, still, still)] == [True] * 3 + [False]
+    held = sweep.propose(starting, BUDGET)
+    assert [sweep.propose(starting, BUDGET) == held for _ in range(7)] == [True] * 6 + [False]
+
+
 @pytest.mark.parametrize("points", [16, 40])
 def test_every_beginning_fills_the_space(points: int) -> None:
     found = proposals(Sweep(1.0), points + 8)[8:]

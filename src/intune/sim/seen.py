@@ -16,7 +16,7 @@ class Window(NamedTuple):
     Attributes:
         snapshot: What happened.
         budget: What held.
-        held_seconds: For how long its allocation had been in force at its end.
+        held_seconds: For how long its allocation had been in force, with all processes up, at its end.
     """
 
     snapshot: Snapshot
@@ -34,13 +34,15 @@ def windows(lines: Iterable[Mapping[str, Any]]) -> list[Window]:
         SourceError: If a line is none of a journal.
     """
     found: list[Window] = []
-    held, before = 0.0, None
+    held, before, starting = 0.0, None, False
     for line in lines:
         if line.get("tick") == 0:  # an older run, perhaps of another pipeline, stands before it
             found = []
         window = read_window(line)
         snapshot, now = window.snapshot, (window.snapshot.allocation.concurrency, window.snapshot.allocation.slots)
         held = (held if now == before else 0.0) + snapshot.window_seconds
+        was_starting, starting = starting, any(stage.processes_starting for stage in snapshot.stages)
+        held = 0.0 if starting or was_starting else held
         before = now
         if snapshot.window_seconds > 0 and any(stage.items_out for stage in snapshot.stages):
             found.append(window._replace(held_seconds=held))

@@ -33,14 +33,14 @@ class Sweep:
     for any tuner.
 
     Args:
-        hold_seconds: For how long each is held, above 0; longer where items take long.
+        hold_seconds: For how long each is held, above 0; longer where items take long or processes start.
     """
 
     def __init__(self, hold_seconds: float = 3.0) -> None:
         if not hold_seconds > 0:
             raise PipelineError(f"hold_seconds must be above 0, got {hold_seconds!r}")
         self._hold_seconds = hold_seconds
-        self._held = 0.0
+        self._held = self._up = 0.0
         self._point = 0
         self._rising = True
         self._finished: set[str] = set()
@@ -50,12 +50,14 @@ class Sweep:
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The point that is its turn."""
         self._held += snapshot.window_seconds
+        starting = any(stage.processes_starting for stage in snapshot.stages)
+        self._up = 0.0 if starting else self._up + snapshot.window_seconds
         for stage in snapshot.stages:
             self._learn(stage)
         through = sum(stage.wall_seconds_mean or 0.0 for stage in snapshot.stages)
         enough = THROUGH * through if len(self._finished) == len(snapshot.stages) else math.inf
-        if self._held >= min(max(self._hold_seconds, enough), self._hold_seconds * LONGEST):
-            self._held = 0.0
+        if self._up >= max(self._hold_seconds, enough) or self._held >= self._hold_seconds * LONGEST:
+            self._held = self._up = 0.0
             self._finished.clear()
             self._rising = any([self._raise(stage.info, budget) for stage in snapshot.stages])
             self._point += not self._rising
