@@ -193,6 +193,8 @@ def _off(best: Fitted, seen: Sequence[Window]) -> tuple[float, float]:
     if len(off) < LEAST_RATES:
         return 1.0, MOST_ERROR if not off else min(MOST_ERROR, max(LEAST_ERROR, *map(abs, off)))
     middle = min(MOST_ERROR, max(-MOST_ERROR, statistics.median(off)))
+    if any(stage.executor == "process" for stage in best.scenario.stages):
+        middle = 0.0  # how long processes take to start is known roughly, and would count as if it were always so
     deviation = 1.48 * statistics.median(abs(each - middle) for each in off)
     return math.exp(middle), min(MOST_ERROR, max(LEAST_ERROR, deviation))
 
