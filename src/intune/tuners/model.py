@@ -92,6 +92,9 @@ class Model:
         self._slowing: set[str] = set()  # stages that were last found to slow down
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
+        self._known: tuple[Budget, list[Line]] | None = (
+            None  # lines of the last window, as they cost most of a decision
+        )
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
@@ -102,6 +105,7 @@ class Model:
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         lines = self._lines(budget)
+        self._known = budget, lines
         if not lines:
             return _at_most(_all_open(snapshot, budget), ramped, budget)
         self._slowing = {line.name for line in lines if line.slows}
@@ -125,12 +129,12 @@ class Model:
         Returns:
             The stages that were found to have changed.
         """
-        self._last = snapshot
+        self._last, self._known = snapshot, None
         return self._learnt.learn(snapshot)
 
     def predict(self, allocation: Allocation, budget: Budget) -> float | None:
         """Source rows a second under an allocation; None while no stage has figures."""
-        lines = self._lines(budget)
+        lines = self._known[1] if self._known and self._known[0] == budget else self._lines(budget)
         return self._rate(lines, allocation, budget) if lines else None
 
     def _rate(self, lines: list[Line], allocation: Allocation, budget: Budget) -> float:
