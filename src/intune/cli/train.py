@@ -45,7 +45,7 @@ def train(
     rows_shuffle: Annotated[
         int, typer.Option(help="Rows of a shuffle window; 0 = in the order of the files.")
     ] = 200_000,
-    tuner: Annotated[str, typer.Option(help="shared, model, even, proportional, static or random.")] = "shared",
+    tuner: Annotated[str, typer.Option(help="model, shared, even, proportional, static or random.")] = "model",
     concurrency: Annotated[
         list[str] | None,
         typer.Option(

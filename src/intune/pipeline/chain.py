@@ -230,7 +230,7 @@ class Pipeline:
         self,
         *,
         memory: str | int | float | None = None,
-        tuner: "str | Tuner" = "shared",
+        tuner: "str | Tuner" = "model",
         cpus: int | None = None,
         seed: int = 0,
         rank: int | None = None,
@@ -248,7 +248,7 @@ class Pipeline:
         Args:
             memory: Limit for the whole process tree: bytes, "24GiB", or a share of the machine's (0 to 1);
                 None = the tightest limit that the system sets.
-            tuner: A name ("shared", "model" and others, see `intune.tuners`) or an object with `propose`.
+            tuner: A name ("model", "shared" and others, see `intune.tuners`) or an object with `propose`.
             cpus: CPU slots; None = what the machine, its cgroup and the other ranks on it leave.
             seed: Seed of shuffles and of functions with rng=True.
             rank: This rank; None = from RANK, else 0.

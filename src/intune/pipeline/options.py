@@ -20,7 +20,7 @@ class LoaderOptions:
     """
 
     memory: str | int | float | None = None
-    tuner: "str | Tuner" = "shared"
+    tuner: "str | Tuner" = "model"
     cpus: int | None = None
     seed: int = 0
     rank: int | None = None

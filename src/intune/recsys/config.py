@@ -28,7 +28,7 @@ _BEGAN_IN = "began_in"
 _LEAST_HELD_OUT = 1e-9
 """No block has so many rows that less would hold one out."""
 
-TUNERS = ("shared", "model", "even", "proportional", "static", "random")
+TUNERS = ("model", "shared", "even", "proportional", "static", "random")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrainConfig:
         shuffle_rows: Rows of a shuffle window; 0 = the order of the files.
         held_out: Share of the rows that is kept for evaluation, 0 or 1e-9 to 0.5: every k-th row of a block,
             k = round(1 / share).
-        tuner: While training, "shared", "model", "even", "proportional", "static" or "random".
+        tuner: While training, "model", "shared", "even", "proportional", "static" or "random".
         concurrency: By stage, the most items it works on at once; for the tuner "static", which needs it.
         cpus: CPU slots of the loader; None = what the machine gives.
         memory: Limit for the whole process: "4GiB", bytes, or a share of what the machine gives, "50%" or 0.5; None =
@@ -69,7 +69,7 @@ class TrainConfig:
     batch_size: int = 2048
     shuffle_rows: int = 200_000
     held_out: float = 0.1
-    tuner: str = "shared"
+    tuner: str = "model"
     concurrency: Mapping[str, int] = field(default_factory=dict)
     cpus: int | None = None
     memory: str | int | float | None = None
