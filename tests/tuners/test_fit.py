@@ -174,3 +174,21 @@ def test_after_hours_a_stage_whose_shape_changes_is_still_followed() -> None:
     watch(5_000, 1 / 400)
     watch(200, 1 / 20)
     assert seconds(old, 5) == pytest.approx(bent(5, bend=1 / 20), rel=0.1)
+
+
+@pytest.mark.parametrize(("items", "factor"), [(5, 0.05), (5, 1 / 7), (50, 1 / 7), (50, 0.4), (50, 3.0), (50, 20.0)])
+def test_a_change_is_noticed_at_its_second_window_however_large_it_is(items: int, factor: float) -> None:
+    """The first window of a large change must not be taken for so much noise that the second one hides in it."""
+    fit = StageFit(forgetting=0.97, noise=0.05)
+    for _ in range(20):
+        assert not fit.observe([Point(3.0, items, 0.02)])
+    assert not fit.observe([Point(3.0, items, 0.02 * factor)])
+    assert fit.observe([Point(3.0, items, 0.02 * factor)])
+    assert fit.curve[0] + 2 * fit.curve[1] + 6 * fit.curve[2] == pytest.approx(0.02 * factor, rel=0.02)
+
+
+def test_noise_that_is_larger_than_thought_is_no_change_for_long() -> None:
+    draw = random.Random(0)
+    fit = StageFit(forgetting=0.97, noise=0.01)
+    changes = [fit.observe([Point(2.0, 10_000, 0.02 * draw.lognormvariate(0, 0.2))]) for _ in range(300)]
+    assert sum(changes[100:]) <= 2

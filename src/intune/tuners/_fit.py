@@ -85,13 +85,17 @@ class StageFit:
         shares = items / items.sum()
         if not self._scale:
             self._scale = float(shares @ seconds)
-        before = self._surprise
-        self._surprise = self._off(shares @ at, float(shares @ seconds) / self._scale, float(items.sum()))
+        before, off = self._surprise, self._off(shares @ at, float(shares @ seconds) / self._scale, float(items.sum()))
+        self._surprise = off if abs(off) > SURPRISE else 0.0
         changed = self._surprise * before > 0
         if changed:
             self._start_again(shares @ at, float(shares @ seconds))
-        elif self._surprise:
-            return False  # may be chance
+        else:
+            # Only once it was not confirmed does the last surprise count as noise, which would hide what confirms it.
+            self._scatter(before)
+            if self._surprise:
+                return False  # may be chance
+            self._scatter(off)
         self._learn(at, seconds / self._scale, items, shares @ at)
         return changed
 
@@ -141,12 +145,15 @@ class StageFit:
         return self._inverse
 
     def _off(self, at: NDArray[np.float64], seconds: float, items: float) -> float:
-        """By how many deviations a window is off, with its sign; 0 where that is no surprise."""
+        """By how many deviations a window is off, with its sign."""
         level = max(float(at @ self._allowed_mean()), seconds)
         variance = (self._noise**2 + SPREAD**2 / items) * level**2
-        off = (seconds - float(at @ self._mean)) / math.sqrt(self._variance(at) + variance * self._misfit)
-        self._misfit = min(100.0, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
-        return off if abs(off) > SURPRISE else 0.0
+        return (seconds - float(at @ self._mean)) / math.sqrt(self._variance(at) + variance * self._misfit)
+
+    def _scatter(self, off: float) -> None:
+        """A window was so many deviations off by chance; 0 = none was."""
+        if off:
+            self._misfit = min(100.0, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
 
     def _learn(
         self,
