@@ -14,6 +14,10 @@ STEPS = 30
 """Halvings of a bisection: beyond the precision of any measurement."""
 
 
+ITEMS_LEAST = 1 / 8
+"""Share of the bytes of processes and items that items get even if processes want more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One stage, as far as rates go.
@@ -95,12 +99,22 @@ class Limits:
         trainer: Source rows a second that the training loop takes at most.
         processes: Processes of all stages.
         process_bytes: Bytes that they may hold together.
+        all_bytes: Bytes that they and items in flight may hold together.
+        bytes_per_rate: Bytes of items in flight that it takes for each source row a second; 0 = memory is plentiful.
     """
 
     slots: int
     trainer: float = math.inf
     processes: int = 2**31
     process_bytes: float = math.inf
+    all_bytes: float = math.inf
+    bytes_per_rate: float = 0.0
+
+    def rate_in_memory(self, held: float) -> float:
+        """The most that memory allows while processes hold so much of it; infinite where it is plentiful."""
+        if not self.bytes_per_rate or math.isinf(self.all_bytes):
+            return math.inf
+        return max(self.all_bytes - held, ITEMS_LEAST * self.all_bytes) / self.bytes_per_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,7 @@ class Best:
 
     Attributes:
         rate: Source rows a second.
-        bound: What holds it there: "trainer", "lock", "slots", "processes", or the name of a stage.
+        bound: What holds it there: "trainer", "lock", "slots", "processes", "memory", or the name of a stage.
     """
 
     rate: float
@@ -126,7 +140,8 @@ def predict(lines: Sequence[Line], concurrency: Mapping[str, int], limits: Limit
     upper, _ = _upper(lines, limits, reached)
     rate = _largest(upper, lambda rate: _slots(lines, rate) <= limits.slots)
     collapsed = (_collapsed(line, lines, concurrency[line.name], rate, limits.slots) for line in lines)
-    return min([rate, *collapsed])
+    held = sum(concurrency[line.name] * line.process_bytes for line in lines if line.process)
+    return min([rate, limits.rate_in_memory(held), *collapsed])
 
 
 def best(lines: Sequence[Line], limits: Limits) -> Best:
@@ -134,7 +149,10 @@ def best(lines: Sequence[Line], limits: Limits) -> Best:
     reached = {line.name: line.rate(line.best_within(line.most)) for line in lines}
     upper, bound = _upper(lines, limits, reached)
     by_slots = _largest(upper, lambda rate: _slots(lines, rate) <= limits.slots)
-    rate = _largest(by_slots, lambda rate: _processes_fit(lines, rate, limits))
+    by_processes = _largest(by_slots, lambda rate: _processes_fit(lines, rate, limits))
+    rate = _largest(by_processes, lambda rate: rate <= limits.rate_in_memory(_held(lines, rate)))
+    if rate < by_processes:
+        return Best(rate, "memory")
     if rate < by_slots:
         return Best(rate, "processes")
     return Best(rate, bound if by_slots >= upper else "slots")
@@ -173,10 +191,15 @@ def _processes_fit(lines: Sequence[Line], rate: float, limits: Limits) -> bool:
     if any(math.isinf(need) for need, _ in needs):
         return False
     number = sum(math.ceil(need - 1e-6) for need, _ in needs)
-    held = sum(math.ceil(need - 1e-6) * each for need, each in needs)
-    return number <= max(limits.processes, len(needs)) and held <= max(
+    return number <= max(limits.processes, len(needs)) and _held(lines, rate) <= max(
         limits.process_bytes, sum(each for _, each in needs)
     )
+
+
+def _held(lines: Sequence[Line], rate: float) -> float:
+    """Bytes of the processes that a rate takes."""
+    needs = [(max(1.0, line.need(rate)), line.process_bytes) for line in lines if line.process]
+    return sum(math.ceil(need - 1e-6) * each for need, each in needs)
 
 
 def _collapsed(line: Line, lines: Sequence[Line], concurrency: int, rate: float, slots: int) -> float:

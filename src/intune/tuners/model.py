@@ -35,7 +35,7 @@ from dataclasses import replace
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, memory_uses
-from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
+from intune.tuners._beliefs import NEWEST, Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
 from intune.tuners._rows import in_force, most_useful, rows_of_source_row
 from intune.tuners._trials import STARVED, Ramp, Trials
@@ -51,6 +51,9 @@ SLOWS, STILL_SLOWS = 1.25, 1.1
 
 SURE = 2.5
 """Deviations by which a slow-down must be above chance for a stage to get a limit."""
+
+HELD_BACK = 0.3
+"""Share of a window in which only memory kept items back, from which it is taken to set the rate."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
@@ -92,6 +95,7 @@ class Model:
         self._slowing: set[str] = set()  # stages that were last found to slow down
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
+        self._bytes_per_rate: float | None = None  # what items in flight held for each source row a second
         self._known: tuple[Budget, list[Line]] | None = (
             None  # lines of the last window, as they cost most of a decision
         )
@@ -104,6 +108,8 @@ class Model:
     def _decide(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
+        if not ramped:
+            self._learn_bytes(snapshot)
         lines = self._lines(budget)
         self._known = budget, lines
         if not lines:
@@ -206,20 +212,37 @@ class Model:
 
     def _limits(self, budget: Budget, slots: int) -> Limits:
         trainer = 1 / self._learnt.trainer_seconds if self._learnt.trainer_seconds else math.inf
-        return Limits(slots, trainer, budget.max_processes, self._process_room(budget))
+        for_processes, for_all = self._room(budget)
+        return Limits(slots, trainer, budget.max_processes, for_processes, for_all, self._bytes_per_rate or 0.0)
 
-    def _process_room(self, budget: Budget) -> float:
-        """Bytes that worker processes may hold together."""
+    def _learn_bytes(self, snapshot: Snapshot) -> None:
+        """How fast it goes with so many bytes in flight: beside short memory the rate is in proportion to them."""
+        limit, batch, steps = (
+            snapshot.in_flight_bytes_limit,
+            snapshot.stages[-1].source_rows_per_item,
+            snapshot.consumer.steps,
+        )
+        if not limit or not batch or not steps or snapshot.window_seconds <= 0:
+            return
+        here, known = limit * snapshot.window_seconds / (steps * batch), self._bytes_per_rate
+        if snapshot.held_back_share > HELD_BACK:
+            self._bytes_per_rate = here if known is None else known + NEWEST * (here - known)
+        elif known is not None:
+            self._bytes_per_rate = min(known, here)
+
+    def _room(self, budget: Budget) -> tuple[float, float]:
+        """Bytes that worker processes may hold together, and they and items in flight."""
         last = self._last
         if last is None:
-            return math.inf
+            return math.inf, math.inf
         held = sum((stage.processes_live or 0) * (stage.process_resident_bytes or 0) for stage in last.stages)
-        rooms = [math.inf]
+        rooms = [(math.inf, math.inf)]
         for use in memory_uses(last, budget):
             if use.used_bytes is None or not use.with_processes:
                 continue
             rest = use.used_bytes - (last.in_flight_bytes or 0) if use.rest_bytes is None else use.rest_bytes
-            rooms.append(max(0.0, use.limit_bytes * (PLANNED_SHARE - ITEMS_SHARE) - max(0, rest - held)))
+            room = use.limit_bytes * PLANNED_SHARE - max(0, rest - held)
+            rooms.append((max(0.0, room - use.limit_bytes * ITEMS_SHARE), max(0.0, room)))
         return min(rooms)
 
     def _open(self, name: str, budget: Budget) -> int:
@@ -251,7 +274,7 @@ class Model:
 
         None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
         """
-        most = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
+        most = {"processes": 0.0, "memory": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
         limits, stages = self._limits(budget, budget.cpus), [line for line in lines if line.process]
         for margin in (most, most / 2):
             wanted = [enough(line, found.rate, margin) for line in stages]
@@ -357,5 +380,6 @@ def _said(found: Best) -> str:
         "lock": "what the interpreter lock allows",
         "slots": "what the CPUs allow",
         "processes": "what the processes allow",
+        "memory": "what memory allows",
     }
     return f"{found.rate:.3g} source rows/s, {words.get(found.bound, f'what {found.bound} can do')}"
