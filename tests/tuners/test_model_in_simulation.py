@@ -143,3 +143,19 @@ def test_stages_that_scale_are_left_alone() -> None:
     assert all(set(each.concurrency.values()) == {None} for each in trace.intervals[12:])
     assert {each.slots for each in trace.intervals} == {8}
     assert rate(trace) >= 0.98 * rate(play(scenario(*stages), Shared(), 60))
+
+
+def test_worker_processes_do_not_crowd_out_the_items_they_are_to_work_on() -> None:
+    """Each process more costs memory in which items could be, and those set the rate."""
+    heavy = SimStage("work", executor="process", lock_seconds=0.05, cpu_seconds=0.0, resident_bytes=2e8, row_bytes=2e5)
+    stages = (replace(READ, row_bytes=1.3e5), SimStage("map", cpu_seconds=0.08, row_bytes=2e5), heavy)
+    machine = SimMachine(cpus=32, memory_bytes=3.2e9, baseline_bytes=5e8)
+    pipeline = scenario(*stages[1:], machine=machine)
+    pipeline = replace(pipeline, stages=(stages[0], *pipeline.stages[1:]))
+    rates = {number: rate(play(pipeline, Static({"work": number}), 45)) for number in (1, 2, 3, 4, 5, 6, 8, 11)}
+    trace = play(pipeline, Model(), 45)
+    assert max(rates.values()) > 1.3 * rates[11]
+    assert rate(trace, 20) >= 0.93 * max(rates.values())
+    limit = machine.memory_bytes
+    assert limit is not None
+    assert trace.peak_bytes <= limit

@@ -39,6 +39,8 @@ limits = st.builds(
     st.sampled_from((math.inf, 5.0, 500.0)),
     st.integers(1, 40),
     st.sampled_from((math.inf, 250.0)),
+    st.sampled_from((math.inf, 400.0)),
+    st.sampled_from((0.0, 0.5, 20.0)),
 )
 
 
@@ -85,6 +87,17 @@ def test_each_bound_is_named() -> None:
     assert best([computing], Limits(8)) == Best(pytest.approx(800), "slots")
 
 
+def test_memory_is_for_processes_and_for_the_items_that_a_rate_takes() -> None:
+    process = Line("p", 0.01, 0.0, 0.0, 8, process=True, process_bytes=10)
+    short = Limits(8, all_bytes=100, bytes_per_rate=0.1)
+    assert best([process], short) == Best(pytest.approx(500), "memory")  # 5 processes, and 50 bytes of items
+    rates = {number: predict([process], {"p": number}, short) for number in (2, 5, 6, 8)}
+    assert rates == pytest.approx({2: 200, 5: 500, 6: 400, 8: 200})
+    # However much processes hold, items get an eighth.
+    assert predict([process], {"p": 8}, Limits(8, all_bytes=80, bytes_per_rate=0.1)) == pytest.approx(100)
+    assert best([FLAT], Limits(8, all_bytes=100, bytes_per_rate=0.5)) == Best(pytest.approx(200), "memory")
+
+
 def test_a_stage_that_may_take_more_than_its_peak_is_predicted_to_do_so() -> None:
     fast = Line("fast", 0.001, 0.0, 0.0, 8)
     assert predict([fast, BENT], {"fast": 8, "bent": 3}, Limits(8)) == pytest.approx(90)
@@ -117,6 +130,7 @@ def test_nothing_is_predicted_above_the_best(found: list[Line], shared: Limits, 
 @given(lines(), limits, st.floats(0, 1))
 def test_enough_of_each_reaches_the_best(found: list[Line], shared: Limits, margin: float) -> None:
     most = best(found, shared)
-    given_ = {line.name: enough(line, most.rate, margin) for line in found}
+    spare = 0.0 if shared.bytes_per_rate else margin  # processes more than needed take the place of items
+    given_ = {line.name: enough(line, most.rate, spare if line.process else margin) for line in found}
     assert all(1 <= given_[line.name] <= line.most for line in found)
     assert predict(found, given_, shared) >= most.rate * (1 - 1e-6)

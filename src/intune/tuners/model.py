@@ -279,7 +279,8 @@ class Model:
         for margin in (most, most / 2):
             wanted = [enough(line, found.rate, margin) for line in stages]
             held = sum(number * line.process_bytes for number, line in zip(wanted, stages, strict=True))
-            if sum(wanted) <= limits.processes and held <= limits.process_bytes:
+            room_for_items = found.rate <= limits.rate_in_memory(held)
+            if sum(wanted) <= limits.processes and held <= limits.process_bytes and room_for_items:
                 return margin
         return 0.0
 
