@@ -189,7 +189,7 @@ uses.append(use)
 anonymous = mmap.mmap(-1, 100 * {MIB}, flags=mmap.MAP_PRIVATE)
 anonymous.write(b"x" * len(anonymous))
 uses.append(headroom.read())
-print(json.dumps(uses))
+print(json.dumps([[use.limit_bytes, use.used_bytes, use.limit_from, use.used_from] for use in uses]))
 """,
         )
     finally:

@@ -423,9 +423,10 @@ class UnitNode(DrawNode):
             self.context.ledger.true_up(kept, {**child.sizes, id(drawing): kept.reserved})
 
     def _let_go(self, drawing: Drawing) -> None:
-        if drawing.kept is not None:
-            self.context.ledger.release(drawing.kept)
-            drawing.kept = drawing.last = None
+        # In this order: an interrupt in between may call this again; the run gives back all that it was charged.
+        kept, drawing.kept, drawing.last = drawing.kept, None, None
+        if kept is not None:
+            self.context.ledger.release(kept)
 
     def _closed(self, drawing: Drawing) -> None:
         self._let_go(drawing)
