@@ -52,8 +52,9 @@ SLOWS, STILL_SLOWS = 1.25, 1.1
 SURE = 2.5
 """Deviations by which a slow-down must be above chance for a stage to get a limit."""
 
-HELD_BACK = 0.3
-"""Share of a window in which only memory kept items back, from which it is taken to set the rate."""
+HELD_BACK, FULL = 0.3, 0.8
+"""Share of a window in which only memory kept items back, from which it is taken to set the rate, unless processes are
+busy for more than the second."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
@@ -109,7 +110,7 @@ class Model:
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         if not ramped:
-            self._learn_bytes(snapshot)
+            self._learn_bytes(snapshot, bool(changed))
         lines = self._lines(budget)
         self._known = budget, lines
         if not lines:
@@ -117,13 +118,14 @@ class Model:
         self._slowing = {line.name for line in lines if line.slows}
         found = best(lines, self._limits(budget, budget.cpus))
         self._learn_slots(found, snapshot, budget)
-        target = self._solve(lines, found, snapshot, budget)
+        within = best(lines, self._in_memory(budget, budget.cpus))
+        target = self._solve(lines, found, within, snapshot, budget)
         if ramped:
             return _at_most(target, ramped, budget)
         if tried := self._trial(lines, found, target, snapshot, budget, bool(changed)):
             return tried
         now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
-        reached = self._rate(lines, now, budget) / found.rate if found.rate > 0 else 1.0
+        reached = self._rate(lines, now, budget) / within.rate if within.rate > 0 else 1.0
         if reached >= self._keep and not self._differs(now, target, snapshot, budget):
             stays = f"as before: predicted at {reached:.0%} of the best"
             return replace(now, reasons={name: f"{stays}; {why}" for name, why in target.reasons.items()})
@@ -146,7 +148,7 @@ class Model:
     def _rate(self, lines: list[Line], allocation: Allocation, budget: Budget) -> float:
         slots = min(allocation.slots, budget.cpus)
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
-        return predict(lines, given, self._limits(budget, slots))
+        return predict(lines, given, self._in_memory(budget, slots))
 
     def _expected(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> float | None:
         """Rows a second that the training loop will take; None while a stage has no figures."""
@@ -165,7 +167,8 @@ class Model:
             raise PipelineError("no window was seen yet: call update(snapshot) first")
         if not (lines := self._lines(budget)):
             return _all_open(self._last, budget)
-        return self._solve(lines, best(lines, self._limits(budget, budget.cpus)), self._last, budget)
+        found, within = (best(lines, limits(budget, budget.cpus)) for limits in (self._limits, self._in_memory))
+        return self._solve(lines, found, within, self._last, budget)
 
     @property
     def deviation(self) -> Mapping[str, float]:
@@ -213,19 +216,31 @@ class Model:
     def _limits(self, budget: Budget, slots: int) -> Limits:
         trainer = 1 / self._learnt.trainer_seconds if self._learnt.trainer_seconds else math.inf
         for_processes, for_all = self._room(budget)
-        return Limits(slots, trainer, budget.max_processes, for_processes, for_all, self._bytes_per_rate or 0.0)
+        return Limits(slots, trainer, budget.max_processes, for_processes, for_all)
 
-    def _learn_bytes(self, snapshot: Snapshot) -> None:
-        """How fast it goes with so many bytes in flight: beside short memory the rate is in proportion to them."""
-        limit, batch, steps = (
-            snapshot.in_flight_bytes_limit,
-            snapshot.stages[-1].source_rows_per_item,
-            snapshot.consumer.steps,
-        )
-        if not limit or not batch or not steps or snapshot.window_seconds <= 0:
+    def _in_memory(self, budget: Budget, slots: int) -> Limits:
+        """The same with the memory of items, where processes may crowd them out.
+
+        Only processes are counted by it. A limit on threads that followed from how fast it goes beside short memory
+        would keep it slow for ever.
+        """
+        return replace(self._limits(budget, slots), bytes_per_rate=self._bytes_per_rate or 0.0)
+
+    def _learn_bytes(self, snapshot: Snapshot, changed: bool) -> None:
+        """How fast it goes with so many bytes in flight: beside short memory the rate is in proportion to them.
+
+        Where all processes of a stage are busy these may be what sets the rate: it takes no more bytes than that.
+        """
+        if changed or any(event.kind == "budget" for event in snapshot.events):
+            self._bytes_per_rate = None
+        processes = [stage for stage in snapshot.stages if stage.info.executor == "process" and stage.processes_live]
+        limit, batch = snapshot.in_flight_bytes_limit, snapshot.stages[-1].source_rows_per_item
+        steps = snapshot.consumer.steps
+        if not processes or not limit or not batch or not steps or snapshot.window_seconds <= 0:
             return
         here, known = limit * snapshot.window_seconds / (steps * batch), self._bytes_per_rate
-        if snapshot.held_back_share > HELD_BACK:
+        full = any(stage.in_hand_mean > FULL * (stage.processes_live or 1) for stage in processes)
+        if snapshot.held_back_share > HELD_BACK and not full:
             self._bytes_per_rate = here if known is None else known + NEWEST * (here - known)
         elif known is not None:
             self._bytes_per_rate = min(known, here)
@@ -258,15 +273,15 @@ class Model:
         largest = self._open(name, budget) if concurrency is None else concurrency
         return max(1, min(largest, most_useful(self.beliefs[name].info, budget)))
 
-    def _solve(self, lines: list[Line], found: Best, snapshot: Snapshot, budget: Budget) -> Allocation:
-        """The least concurrency and slots that reach the best rate."""
+    def _solve(self, lines: list[Line], found: Best, within: Best, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """The least concurrency and slots that reach the best rate, and the processes for the best within memory."""
         unknown = _all_open(snapshot, budget)
         concurrency, reasons = dict(unknown.concurrency), dict(unknown.reasons)
         lock_seconds = sum(line.lock_seconds for line in lines)
-        spare = self._spare_processes(lines, found, budget)
+        spare = self._spare_processes(lines, within, budget)
         for line in lines:
-            margin = spare if line.process else self._margin
-            concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, margin, budget)
+            rate, margin = (within, spare) if line.process else (found, self._margin)
+            concurrency[line.name], reasons[line.name] = self._limit(line, rate, lock_seconds, margin, budget)
         return Allocation(concurrency, self._slots(lines, found, budget), reasons=reasons)
 
     def _spare_processes(self, lines: list[Line], found: Best, budget: Budget) -> float:
@@ -275,7 +290,7 @@ class Model:
         None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
         """
         most = {"processes": 0.0, "memory": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
-        limits, stages = self._limits(budget, budget.cpus), [line for line in lines if line.process]
+        limits, stages = self._in_memory(budget, budget.cpus), [line for line in lines if line.process]
         for margin in (most, most / 2):
             wanted = [enough(line, found.rate, margin) for line in stages]
             held = sum(number * line.process_bytes for number, line in zip(wanted, stages, strict=True))
