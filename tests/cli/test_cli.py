@@ -76,7 +76,7 @@ def test_usage_says_once_that_there_may_be_several_paths() -> None:
         ("seconds", "(when the epochs are done)"),
         ("batch-size", "2048"),
         ("rows-shuffle", "200000"),
-        ("tuner", "shared"),
+        ("tuner", "model"),
         ("concurrency", "(none)"),
         ("cpus", "(what the machine gives)"),
         ("memory", "(what the machine gives)"),

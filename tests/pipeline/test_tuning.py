@@ -186,7 +186,7 @@ class TestMovesDoNotTouchTheData:
     def test_the_budget_is_obeyed_at_the_next_decision(self, folder: Path) -> None:
         cpus = [8]
         pipe = intune.read_parquet(folder).map(same).batch(32)
-        loader = build_loader(pipe, LoaderOptions(), budget=lambda: Budget(cpus[0]))
+        loader = build_loader(pipe, LoaderOptions(tuner="shared"), budget=lambda: Budget(cpus[0]))
         with loader:
             controller = loader._control._controller  # type: ignore[attr-defined]
             got: list[int] = []

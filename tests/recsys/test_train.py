@@ -464,7 +464,7 @@ def test_nothing_is_made_for_files_that_are_not_there(tmp_path: Path) -> None:
         ({"rows_per_table": 1}, "rows_per_table must be an int of at least 2"),
         ({"tuner": "clever"}, "unknown tuner 'clever'"),
         ({"tuner": "static"}, "need each other, got tuner 'static' and concurrency {}"),
-        ({"concurrency": {"batch": 1}}, "need each other, got tuner 'shared'"),
+        ({"concurrency": {"batch": 1}}, "need each other, got tuner 'model'"),
     ],
 )
 def test_what_cannot_be_trained_with_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
