@@ -8,6 +8,7 @@ import intune
 from intune.cli.bench import bench
 from intune.cli.doctor import doctor
 from intune.cli.generate import generate
+from intune.cli.pretrain import pretrain
 from intune.cli.simulate import simulate
 from intune.cli.train import train
 
@@ -22,6 +23,7 @@ app.command()(train)
 app.command()(generate)
 app.command()(doctor)
 app.command()(simulate)
+app.command()(pretrain)
 app.add_typer(bench, name="bench")
 
 

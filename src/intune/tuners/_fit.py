@@ -68,6 +68,7 @@ class StageFit:
         self._surprise = 0.0
         self._allowed: NDArray[np.float64] | None = None
         self._curve: tuple[float, float, float] | None = None
+        self._inverse: NDArray[np.float64] | None = None
 
     def observe(self, points: Sequence[Point]) -> bool:
         """Learn from a window.
@@ -125,14 +126,19 @@ class StageFit:
         """
         between = (float(crowd) for crowd in CROWDS if few < crowd < many)
         at = np.array([_features(level) for level in (few, *between, many)])
-        seconds, together = at @ self._allowed_mean(), at @ np.linalg.solve(self._information, at.T)
+        seconds, together = at @ self._allowed_mean(), at @ self._covariance() @ at.T
         alone = np.diag(together)
         variance = np.maximum(0.0, alone[:, None] + alone - 2 * together)
         longer = seconds - seconds[:, None] * (1 + by) - deviations * np.sqrt(variance)
         return bool(np.triu(longer, 1).max() > 0)
 
     def _variance(self, at: NDArray[np.float64]) -> float:
-        return float(at @ np.linalg.solve(self._information, at))
+        return float(at @ self._covariance() @ at)
+
+    def _covariance(self) -> NDArray[np.float64]:
+        if self._inverse is None:
+            self._inverse = np.linalg.inv(self._information).astype(np.float64)
+        return self._inverse
 
     def _off(self, at: NDArray[np.float64], seconds: float, items: float) -> float:
         """By how many deviations a window is off, with its sign; 0 where that is no surprise."""
@@ -155,14 +161,15 @@ class StageFit:
         fading = (1 - self._forgetting) / float(middle @ known)
         weighted = at.T * weights
         self._information = self._information - fading * np.outer(known, known) + weighted @ at
-        self._mean = self._mean + np.linalg.solve(self._information, weighted @ (seconds - at @ self._mean))
+        self._inverse = None
+        self._mean = self._mean + self._covariance() @ (weighted @ (seconds - at @ self._mean))
         self._allowed = self._curve = None
 
     def _start_again(self, at: NDArray[np.float64], seconds: float) -> None:
         self._mean = self._allowed_mean()
         self._scale = seconds / max(LEAST_BASE, float(at @ self._mean))
         self._surprise = 0.0
-        self._allowed = None
+        self._allowed = self._curve = self._inverse = None
         self._information = np.diag(PRIOR**-2.0)
         self._misfit = 1.0
 

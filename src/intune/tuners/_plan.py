@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-STEPS = 50
+STEPS = 30
 """Halvings of a bisection: beyond the precision of any measurement."""
 
 

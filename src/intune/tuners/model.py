@@ -30,8 +30,8 @@ share of them by itself: fewer slots for the loader only made it slower in all t
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot
@@ -56,6 +56,27 @@ PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What the last proposal came from.
+
+    Attributes:
+        lines: The stages that were measured, as far as rates go.
+        budget: What could be used; None before the first proposal.
+        best: The most that the pipeline can deliver by it; None while nothing was measured.
+        begins: Stages that have few at once to begin with.
+        tried: The stage that a trial was made of; None = none.
+        changed: Stages that were found to have changed in the last window.
+    """
+
+    lines: Sequence[Line] = ()
+    budget: Budget | None = None
+    best: Best | None = None
+    begins: frozenset[str] = frozenset()
+    tried: str | None = None
+    changed: frozenset[str] = frozenset()
+
+
 class Model:
     """Fits how stages depend on concurrency and proposes what is best by it.
 
@@ -67,6 +88,9 @@ class Model:
             is found to have changed. 0 = no trials, and stages do not begin with few at once either.
         least_items: Completions below which a stage's window teaches nothing.
         noise: Deviation of a window's seconds as a share, however many items it has.
+
+    Attributes:
+        opinion: What the last proposal came from.
     """
 
     def __init__(
@@ -92,16 +116,19 @@ class Model:
         self._slowing: set[str] = set()  # stages that were last found to slow down
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
+        self.opinion = Opinion()
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         lines = self._lines(budget)
+        self.opinion = Opinion(lines, budget, None, frozenset(ramped), None, changed)
         if not lines:
             return _at_most(_all_open(snapshot, budget), ramped, budget)
         self._slowing = {line.name for line in lines if line.slows}
         found = best(lines, self._limits(budget, budget.cpus))
+        self.opinion = replace(self.opinion, best=found)
         self._learn_slots(found, snapshot, budget)
         target = self._solve(lines, found, snapshot, budget)
         if ramped:
@@ -122,14 +149,15 @@ class Model:
             The stages that were found to have changed.
         """
         self._last = snapshot
+        self.opinion = Opinion()
         return self._learnt.learn(snapshot)
 
     def predict(self, allocation: Allocation, budget: Budget) -> float | None:
         """Source rows a second under an allocation; None while no stage has figures."""
-        lines = self._lines(budget)
+        lines = self.opinion.lines if self.opinion.budget == budget else self._lines(budget)
         return self._rate(lines, allocation, budget) if lines else None
 
-    def _rate(self, lines: list[Line], allocation: Allocation, budget: Budget) -> float:
+    def _rate(self, lines: Sequence[Line], allocation: Allocation, budget: Budget) -> float:
         slots = min(allocation.slots, budget.cpus)
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
         return predict(lines, given, self._limits(budget, slots))
@@ -275,6 +303,7 @@ class Model:
         level = self._trials.level(belief, line, now, snapshot, changed)
         if level is None:
             return None
+        self.opinion = replace(self.opinion, tried=line.name)
         reason = f"a trial at {level} instead of {now}: it might be faster"
         return replace(
             target,

@@ -1,0 +1,245 @@
+"""Episodes for the training of the agent: played in simulated time, with chance, against the fitted model alone."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from intune._values import Allocation, Budget, Snapshot
+from intune.sim.families import scenario
+from intune.sim.play import Trace, play
+from intune.tuners._senses import ACTIONS, Seen
+from intune.tuners._trust import Detector
+from intune.tuners.agent import LEAST_GAIN, Agent, Weights, gains
+from intune.tuners.model import Model
+
+STAGES = 8
+"""Columns of a batch: no trained family has more stages."""
+
+DEATH, LEAST, MOST = -5.0, -1.5, 3.0
+"""Reward of a death; bounds of the reward of a second."""
+
+CHANGE_COST, PROCESS_COST = 0.003, 0.02
+"""Seconds of full speed that a change of a stage costs; and, each second, a process for each CPU more than before."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Attributes:
+        seed: Of scenarios, weights and exploration.
+        rounds: Of playing and learning.
+        scenarios: New ones in each round.
+        episodes: Of each scenario.
+        decisions: Of each episode.
+        wild: Share of the scenarios from the family "wild", the others in equal parts.
+        networks: Side by side.
+        hidden: Width of the layers.
+        discount: Worth of a second later.
+        rate: Learning rate at the start; it falls to a tenth.
+        batch: Decisions a batch.
+        batches: Batches a round.
+        polyak: How fast the target weights follow.
+        chance: Of something else, for each stage at each decision.
+    """
+
+    seed: int = 0
+    rounds: int = 30
+    scenarios: int = 36
+    episodes: int = 3
+    decisions: int = 40
+    wild: float = 0.5
+    networks: int = 5
+    hidden: int = 48
+    discount: float = 0.9
+    rate: float = 1e-3
+    batch: int = 256
+    batches: int = 200
+    polyak: float = 0.01
+    chance: float = 0.08
+
+
+@dataclass(slots=True)
+class Decision:
+    """One decision of an episode.
+
+    Attributes:
+        at: Number of the interval that it began.
+        seen: What it was made from.
+        actions: int[S]; what was executed; -1 = none of the actions.
+    """
+
+    at: int
+    seen: Seen
+    actions: npt.NDArray[np.int64]
+
+
+class _Trusting(Detector):
+    """Trusts whatever happens: what is not tried is not learned."""
+
+    def observe(self, expected: float | None, got: float, starved: bool) -> bool:
+        """Nothing is judged."""
+        return False
+
+
+class Explorer(Agent):
+    """The agent, with chance and a memory.
+
+    Args:
+        weights: Of the networks.
+        network: The one that decides alone; None = all, as in a real run.
+        chance: Of something else, for each stage at each decision.
+        random: What is drawn from.
+    """
+
+    def __init__(self, weights: Weights, network: int | None, chance: float, random: np.random.Generator) -> None:
+        super().__init__(weights)
+        self._policy = weights
+        self._network, self._chance, self._random = network, chance, random
+        self._detector = _Trusting()
+        self._calls = 0
+        self._wanted: Allocation | None = None
+        self.decisions: list[Decision] = []
+
+    def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """As the agent, keeping what was decided and what became of it."""
+        self._what_was_executed(snapshot)
+        self._wanted = super().propose(snapshot, budget)
+        self._calls += 1
+        return self._wanted
+
+    def choose(self, seen: Seen) -> npt.NDArray[np.int64]:
+        """What one network or all think best, or something else."""
+        if self._network is None:
+            actions = super().choose(seen)
+        else:
+            alone = gains(self._policy, seen)[self._network]
+            alone = np.where(seen.allowed, alone, -np.inf)
+            alone[:, 0] = LEAST_GAIN
+            actions = alone.argmax(axis=-1)
+        weights = seen.allowed[:, 1:] * self._random.random((len(actions), len(ACTIONS) - 1))
+        other = np.where(weights.max(axis=-1) > 0, 1 + weights.argmax(axis=-1), 0)
+        explores = self._random.random(len(actions)) < self._chance
+        actions = np.where(explores, other, actions)
+        self.decisions.append(Decision(self._calls, seen, actions))
+        return np.asarray(actions)
+
+    def _what_was_executed(self, snapshot: Snapshot) -> None:
+        if self._wanted is None or not self.decisions or self.decisions[-1].at != self._calls - 1:
+            return
+        last = self.decisions[-1]
+        for place, stage in enumerate(snapshot.stages):
+            have = snapshot.allocation.concurrency[stage.name]
+            if have != self._wanted.concurrency[stage.name]:
+                row = last.seen.options[place]
+                last.actions[place] = row.index(have) if have in row else -1
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What is learned from: arrays over its decisions, the state after the last one included.
+
+    Attributes:
+        stages: float16[N + 1, STAGES, STAGE_FEATURES].
+        whole: float16[N + 1, GLOBAL_FEATURES].
+        allowed: bool[N + 1, STAGES, A]; no stage, nothing allowed.
+        actions: int8[N, STAGES]; -1 = none of the actions.
+        rewards: float32[N].
+        seconds: float32[N]; until the next decision.
+        ended: Whether it ended in death.
+        gained: Rows over those of the model, less 1.
+    """
+
+    stages: npt.NDArray[np.float16]
+    whole: npt.NDArray[np.float16]
+    allowed: npt.NDArray[np.bool_]
+    actions: npt.NDArray[np.int8]
+    rewards: npt.NDArray[np.float32]
+    seconds: npt.NDArray[np.float32]
+    ended: bool
+    gained: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """A scenario to be played.
+
+    Attributes:
+        family: Its family.
+        seed: Its seed.
+        networks: For each episode the network that decides alone; None = all.
+    """
+
+    family: str
+    seed: int
+    networks: tuple[int | None, ...]
+
+
+def play_job(recipe: Recipe, weights: Weights, job: Job) -> list[Episode]:
+    """Play a scenario under the model, then under explorers; empty where the model gets nothing out of it."""
+    drawn = scenario(job.family, job.seed)
+    plain = play(drawn, Model(), recipe.decisions)
+    if plain.died or plain.rows_per_second() <= 0:
+        return []
+    found = []
+    for number, network in enumerate(job.networks):
+        random = np.random.default_rng([job.seed, number])
+        explorer = Explorer(weights, network, recipe.chance if number else recipe.chance / 4, random)
+        trace = play(drawn, explorer, recipe.decisions)
+        if trace.tuner_failed:
+            raise RuntimeError(f"the agent failed in {drawn.name}: {trace.tuner_failed}")
+        found.append(_episode(recipe, explorer.decisions, trace, plain))
+    return [each for each in found if len(each.rewards)]
+
+
+def _episode(recipe: Recipe, decisions: Sequence[Decision], trace: Trace, plain: Trace) -> Episode:
+    speed = plain.rows_per_second()
+    ends = [0.0, *(each.seconds for each in plain.intervals)]
+    rewards, lengths = [], []
+    for number, (one, other) in enumerate(zip(trace.intervals, plain.intervals, strict=False)):
+        lengths.append(ends[number + 1] - ends[number])
+        more = (one.rows - other.rows) / speed / lengths[-1]
+        reward = min(MOST, max(LEAST, more)) * lengths[-1]
+        reward -= PROCESS_COST * lengths[-1] * (one.processes - other.processes) / one.slots
+        rewards.append(reward - CHANGE_COST * _changes(trace, number))
+    ended = trace.died is not None
+    if ended:
+        rewards.append(DEATH)
+        lengths.append(1.0)
+    chosen = [each for each in decisions if each.at < len(rewards)]
+    count = len(chosen) if ended else len(chosen) - 1
+    marks = [*(each.at for each in chosen), len(rewards)][: count + 1]
+    summed, passed = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    for number, (first, last) in enumerate(itertools.pairwise(marks)):
+        for at in range(first, last):
+            summed[number] += recipe.discount ** passed[number] * rewards[at]
+            passed[number] += lengths[at]
+    states = [*chosen[: count + 1], *chosen[-1:]][: count + 1]
+    rows = sum(each.rows for each in trace.intervals) / max(1, sum(each.rows for each in plain.intervals))
+    return Episode(
+        np.stack([_padded(each.seen.stages) for each in states]).astype(np.float16),
+        np.stack([each.seen.whole for each in states]).astype(np.float16),
+        np.stack([_padded(each.seen.allowed) for each in states]),
+        np.stack([_padded(each.actions) for each in chosen[:count]]).astype(np.int8)
+        if count
+        else np.zeros((0, STAGES), np.int8),
+        summed,
+        passed,
+        ended,
+        rows - 1,
+    )
+
+
+def _changes(trace: Trace, number: int) -> int:
+    if not number:
+        return 0
+    before, after = trace.intervals[number - 1].concurrency, trace.intervals[number].concurrency
+    return sum(before[name] != after[name] for name in after)
+
+
+def _padded(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The same with `STAGES` rows."""
+    return np.concatenate([values, np.zeros((STAGES - len(values), *values.shape[1:]), values.dtype)])

@@ -1,0 +1,221 @@
+"""The learned agent: what it is made of, where it may be loaded from, and who decides when it is unsure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from intune._errors import PipelineError
+from intune._values import Allocation, Budget
+from intune.testing import check_tuner
+from intune.tuners import Model
+from intune.tuners._senses import ACTIONS, GLOBAL_FEATURES, STAGE_FEATURES, Seen, Senses
+from intune.tuners._trust import GOOD_WINDOWS, Detector, Trust
+from intune.tuners.agent import LEAST_GAIN, Agent, gains, load_weights, save_weights
+
+from .plant import Plant, PlantStage, run
+
+WIDTH, NETWORKS = 6, 3
+HALF = ACTIONS.index("half")
+
+
+def weights(seed: int = 0, *, gain: Mapping[str, Sequence[float]] | None = None) -> dict[str, np.ndarray]:
+    """Random networks; or ones that always say that an action gains so much, network by network."""
+    random = np.random.default_rng(seed)
+    shapes = {"in": (STAGE_FEATURES + GLOBAL_FEATURES, WIDTH), "mid": (WIDTH, WIDTH), "out": (3 * WIDTH, WIDTH)}
+    shapes["gain"] = (WIDTH, len(ACTIONS))
+    found = {}
+    for name, shape in shapes.items():
+        scale = 0.0 if name == "gain" and gain is not None else 0.3
+        found[f"{name}.w"] = (scale * random.standard_normal((NETWORKS, *shape))).astype(np.float32)
+        found[f"{name}.b"] = np.zeros((NETWORKS, 1, shape[1]), np.float32)
+    for action, values in (gain or {}).items():
+        found["gain.b"][:, 0, ACTIONS.index(action)] = values
+    return found
+
+
+def stages(count: int = 3) -> list[PlantStage]:
+    return [PlantStage("source", 0.001), *(PlantStage(f"map{n}", 0.01 * (n + 1)) for n in range(count - 1))]
+
+
+def followed(tuner: Agent, decisions: int = 20) -> bool:
+    """Whether it does what the model alone does."""
+    alone, other = (run(each, Plant(stages()), decisions)[0] for each in (Model(), tuner))
+    return [each.concurrency for each in alone] == [each.concurrency for each in other]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_keeps_the_contract_of_tuners(seed: int) -> None:
+    check_tuner(Agent(weights(seed)))
+
+
+def test_it_does_what_the_model_does_where_nothing_gains_enough() -> None:
+    assert followed(Agent(weights(gain={"half": [LEAST_GAIN * 0.9] * NETWORKS})))
+    assert not followed(Agent(weights(gain={"half": [LEAST_GAIN * 1.1] * NETWORKS})))
+
+
+def test_networks_that_disagree_change_nothing() -> None:
+    assert followed(Agent(weights(gain={"half": [1.0, -0.6, -0.1]})))
+    assert not followed(Agent(weights(gain={"half": [1.0, 0.9, 1.1]})))
+
+
+def test_it_says_what_it_does_instead_of_the_model() -> None:
+    applied, _ = run(Agent(weights(gain={"half": [1.0] * NETWORKS})), Plant(stages()), 1)
+    assert applied[0].concurrency["map0"] == 4
+    assert applied[0].reasons["map0"] == "half, by what was learnt; the model would say 1"
+
+
+def test_a_departure_is_left_alone_until_enough_was_finished() -> None:
+    slow = [PlantStage("source", 0.001), PlantStage("slow", 4.0)]  # 2 items a second at 8 at once
+    applied, _ = run(Agent(weights(gain={"half": [1.0] * NETWORKS})), Plant(slow), 6)
+    given = [each.concurrency["slow"] for each in applied]
+    assert given[:5] == [4] * 5
+    assert given[5] == 2
+    assert "until enough is finished" in applied[2].reasons["slow"]
+
+
+def test_what_it_looks_at_has_no_scale() -> None:
+    """The same pipeline, ten times as slow with ten times as long windows, looks the same."""
+
+    def look(factor: float) -> Seen:
+        plant = Plant([PlantStage("source", 0.01 * factor), PlantStage("map", 0.05 * factor, bend=0.02)])
+        snapshot = plant(Allocation({"source": None, "map": 3}, 8))
+        model = Model()
+        proposal = model.propose(snapshot, Budget(8))
+        return Senses().look(snapshot, Budget(8), proposal, model)
+
+    one, other = look(1.0), look(1.0)
+    assert np.array_equal(one.stages, other.stages)
+    assert one.stages.shape == (2, STAGE_FEATURES)
+    assert one.whole.shape == (GLOBAL_FEATURES,)
+    # Items a window differ, and with them how sure the model is; shares and ratios do not.
+    slow = look(4.0)
+    assert np.abs(one.stages[:, :6] - slow.stages[:, :6])[:, :4].max() < 0.2
+
+
+@given(st.integers(1, 12), st.randoms(use_true_random=False))
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_stages_does_not_matter_to_the_networks(count: int, random: object) -> None:
+    draw = np.random.default_rng(count)
+    options: list[list[int | None]] = [[None] * len(ACTIONS)] * count
+    allowed = np.ones((count, len(ACTIONS)), np.bool_)
+    numbers = draw.standard_normal((count, STAGE_FEATURES)).astype(np.float32)
+    whole = draw.standard_normal(GLOBAL_FEATURES).astype(np.float32)
+    order = draw.permutation(count)
+    found = gains(weights(1), Seen(numbers, whole, options, allowed))
+    again = gains(weights(1), Seen(numbers[order], whole, options, allowed))
+    assert found.shape == (NETWORKS, count, len(ACTIONS))
+    assert np.allclose(found[:, order], again, atol=1e-4)
+    assert (found[..., 0] == 0).all()
+
+
+def test_actions_that_change_nothing_are_not_taken() -> None:
+    """A stage that may only work on one item at once has no choice."""
+    single = [PlantStage("source", 0.001, max_concurrency=1), PlantStage("map", 0.01)]
+    applied, _ = run(Agent(weights(gain={"one more": [1.0] * NETWORKS, "open": [2.0] * NETWORKS})), Plant(single), 5)
+    assert all(each.concurrency["source"] in (None, 1) for each in applied)
+    assert all("by what was learnt" not in each.reasons["source"] for each in applied)
+
+
+class TestFiles:
+    def test_weights_come_back(self, tmp_path: Path) -> None:
+        made = weights(3)
+        save_weights(tmp_path / "a.npz", made, "{}")
+        found = load_weights(tmp_path / "a.npz")
+        assert found.keys() == made.keys()
+        assert all(np.array_equal(found[name], made[name]) for name in made)
+
+    def test_those_of_the_package_are_there(self) -> None:
+        assert load_weights()["gain.w"].shape[-1] == len(ACTIONS)
+
+    @pytest.mark.parametrize(
+        "spoil", ["missing", "empty", "torn", "text", "version", "layer", "shape", "nan", "pickle"]
+    )
+    def test_what_cannot_be_used_is_said_and_training_goes_on(self, tmp_path: Path, spoil: str) -> None:
+        path = tmp_path / "a.npz"
+        made = weights()
+        if spoil == "layer":
+            del made["mid.w"]
+        elif spoil == "shape":
+            made["in.w"] = made["in.w"][:, :-1]
+        elif spoil == "nan":
+            made["gain.b"][0, 0, 0] = np.nan
+        save_weights(path, made, "{}")
+        if spoil == "missing":
+            path.unlink()
+        elif spoil == "empty":
+            path.write_bytes(b"")
+        elif spoil == "torn":
+            path.write_bytes(path.read_bytes()[:300])
+        elif spoil == "text":
+            path.write_text("weights")
+        elif spoil == "version":
+            np.savez(path, format=np.array("intune agent 0"), **made)
+        elif spoil == "pickle":
+            np.savez(path, format=np.array("x", dtype=object), **made)
+        with pytest.raises(PipelineError, match="npz"):
+            load_weights(path)
+        with pytest.warns(UserWarning, match="the fitted model decides alone"):
+            tuner = Agent(path)
+        assert followed(tuner)
+
+
+class TestTrust:
+    def lost(self, detector: Detector, expected: float | None, got: float, windows: int, starved: bool = True) -> Trust:
+        for _ in range(windows):
+            detector.observe(expected, got, starved)
+        return detector.trust
+
+    def test_it_stays_where_predictions_are_good(self) -> None:
+        assert self.lost(Detector(), 100, 90, 1000) is Trust.POLICY
+
+    def test_it_goes_step_by_step_where_they_are_not_and_comes_back(self) -> None:
+        detector = Detector()
+        assert self.lost(detector, 100, 20, 5) is Trust.POLICY
+        assert self.lost(detector, 100, 20, 1) is Trust.MODEL
+        assert self.lost(detector, 100, 20, 6) is Trust.SHARED
+        assert self.lost(detector, 100, 20, 50) is Trust.SHARED
+        assert self.lost(detector, 100, 100, GOOD_WINDOWS) is Trust.MODEL
+        assert self.lost(detector, 100, 100, GOOD_WINDOWS) is Trust.POLICY
+
+    @pytest.mark.parametrize(("expected", "got", "starved"), [(None, 5.0, True), (100.0, 5.0, False), (0.0, 1.0, True)])
+    def test_some_windows_say_nothing(self, expected: float | None, got: float, starved: bool) -> None:
+        assert self.lost(Detector(), expected, got, 100, starved) is Trust.POLICY
+
+    def test_a_single_window_without_a_batch_costs_no_trust(self) -> None:
+        detector = Detector()
+        for _ in range(30):
+            detector.observe(100, 0.0, True)
+            for _ in range(4):
+                detector.observe(100, 100, True)
+        assert detector.trust is Trust.POLICY
+
+    @pytest.mark.parametrize(("trust", "same"), [(Trust.POLICY, False), (Trust.MODEL, True)])
+    def test_without_trust_the_model_decides_alone(self, trust: Trust, same: bool) -> None:
+        tuner = Agent(weights(gain={"half": [1.0] * NETWORKS}))
+        tuner._detector.trust = trust
+        assert followed(tuner, 5) is same
+
+    def test_without_any_all_is_left_open_and_it_says_why(self) -> None:
+        tuner = Agent(weights(gain={"half": [1.0] * NETWORKS}))
+        tuner._detector.trust = Trust.SHARED
+        applied, _ = run(tuner, Plant(stages()), 5)
+        assert all(set(each.concurrency.values()) == {None} for each in applied)
+        assert "neither the policy nor the model" in applied[-1].reasons["map0"]
+
+    def test_a_pipeline_that_nobody_foresees_loses_it(self) -> None:
+        """Half of what is finished never reaches the training loop, by no fault of any stage."""
+
+        class Losing(Plant):
+            def __call__(self, allocation: Allocation):  # type: ignore[no-untyped-def]
+                found = super().__call__(allocation)
+                consumer = found.consumer
+                return replace(found, consumer=replace(consumer, steps=consumer.steps // 3, wait_share=0.9))
+
+        tuner = Agent(weights(gain={"half": [0.0] * NETWORKS}))
+        run(tuner, Losing(stages()), 40)
+        assert tuner._detector.trust is Trust.SHARED
