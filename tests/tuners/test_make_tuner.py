@@ -2,6 +2,7 @@ import pytest
 
 from intune._errors import PipelineError
 from intune.tuners import (
+    Agent,
     Even,
     HillClimb,
     Model,
@@ -26,6 +27,7 @@ from intune.tuners import (
         ("threshold", Threshold),
         ("tabular", Tabular),
         ("model", Model),
+        ("agent", Agent),
     ],
 )
 def test_a_name_makes_a_new_tuner(name: str, kind: type) -> None:

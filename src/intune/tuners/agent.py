@@ -18,6 +18,7 @@ the model is worth, plus the gain of each stage that departs (a sum over branche
 al. 2018; duelling branches as in Tavakoli et al. 2018, with the model's proposal as the zero of each). numpy only.
 """
 
+import hashlib
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -48,9 +49,7 @@ LEAST_GAIN = 0.02
 CAUTION = 1.0
 """Deviations of the networks by which the gain must be above that."""
 
-
 UNLIKE = "the pipeline is unlike those that the policy was trained on, so the model decides alone"
-
 
 FORMAT = f"intune agent 1: {STAGE_FEATURES} + {GLOBAL_FEATURES} features; {', '.join(ACTIONS)}"
 """What a file of weights says of itself. Raised with each change of what a feature or an action means."""
@@ -167,6 +166,12 @@ class Agent:
         settled = not self._model.opinion.begins and snapshot.window_seconds > 0
         self._expected = self._model.predict(wanted, budget) if settled else None
         return wanted
+
+    @property
+    def version(self) -> str:
+        """Which weights it has: results of others are not its own."""
+        parts = [self._weights[name].tobytes() for name in LAYERS] if self._weights is not None else []
+        return hashlib.sha256(b"".join([FORMAT.encode(), *parts])).hexdigest()[:12]
 
     def state_dict(self) -> dict[str, object]:
         """What was learnt on this pipeline beyond what a window shows, for `load_state_dict` of the next run: JSON."""
