@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -28,6 +31,24 @@ def test_processes_do_it() -> None:
     assert {"/b", "/c"} < set(found)
     assert f"/proc/{os.getpid()}" not in found
     assert multiprocessing.active_children() == []
+
+
+def test_processes_end_when_the_caller_is_killed() -> None:
+    program = "from os.path import realpath; import time; from intune.sim.workers import carry_out\n"
+    program += "found = carry_out(['/proc/self'] * 3 + ['/'], realpath, 2)\n"
+    program += "print(*{next(found) for _ in range(3)}, flush=True)\ntime.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        workers = [int(each.rpartition("/")[2]) for each in caller.stdout.readline().split()]
+        watched = [os.pidfd_open(pid) for pid in workers]
+        caller.kill()
+        try:
+            for each in watched:
+                assert select.select([each], [], [], 60)[0], "a process is left"
+        finally:
+            for each in watched:
+                os.close(each)
+    assert workers
 
 
 def test_processes_never_see_an_interrupt_and_the_caller_does_again() -> None:

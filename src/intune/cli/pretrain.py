@@ -33,5 +33,5 @@ def pretrain(
         say(f"weights: {out}")
 
 
-THREADS = 2
-"""Threads of the arithmetic, whatever the machine has: sums in another order are other sums."""
+THREADS = 1
+"""Threads of the arithmetic: with more, sums come in another order, and on a busy machine threads wait for each other."""

@@ -1,5 +1,7 @@
 """Work handed out to processes that end when the work does, or is broken off."""
 
+import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -24,7 +26,7 @@ def carry_out(work: Sequence[Job], run: Callable[[Job], Result], jobs: int) -> G
         yield from map(run, work)
         return
     context = _Spawn()
-    pool = ProcessPoolExecutor(min(jobs, len(work)), mp_context=context)
+    pool = ProcessPoolExecutor(min(jobs, len(work)), mp_context=context, initializer=_end_with_parent)
     try:
         with _uninterrupted():
             futures = [pool.submit(run, each) for each in work]
@@ -34,6 +36,18 @@ def carry_out(work: Sequence[Job], run: Callable[[Job], Result], jobs: int) -> G
         # Processes that still work are not waited for: what they do is not wanted any more, and may take minutes.
         context.end()
         pool.shutdown(cancel_futures=True)  # its thread gives back what the processes shared
+
+
+def _end_with_parent() -> None:
+    """A process whose parent was killed would wait for work for ever."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class _Spawn(SpawnContext):
