@@ -34,4 +34,4 @@ def pretrain(
 
 
 THREADS = 1
-"""Threads of the arithmetic: with more, sums come in another order, and on a busy machine threads wait for each other."""
+"""Threads of the arithmetic: with more, sums come in another order, and on a busy machine they wait for each other."""
