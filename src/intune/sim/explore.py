@@ -1,6 +1,5 @@
 """Episodes for the training of the agent: played in simulated time, with chance, against the fitted model alone."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy.typing as npt
 from intune._values import Allocation, Budget, Snapshot
 from intune.sim.families import scenario
 from intune.sim.play import Trace, play
+from intune.tuners._rows import rows_finished
 from intune.tuners._senses import ACTIONS, Seen
 from intune.tuners._trust import Detector
 from intune.tuners.agent import LEAST_GAIN, Agent, Weights, gains
@@ -20,6 +20,9 @@ STAGES = 8
 
 DEATH, LEAST, MOST = -5.0, -1.5, 3.0
 """Reward of a death; bounds of the reward of a second."""
+
+LEAST_FLOW = 3.0
+"""Source items a second below which a scenario teaches nothing: chance decides what its windows say."""
 
 CHANGE_COST, PROCESS_COST = 0.003, 0.02
 """Seconds of full speed that a change of a stage costs; and, each second, a process for each CPU more than before."""
@@ -42,6 +45,7 @@ class Recipe:
         rate: Learning rate at the start; it falls to a tenth.
         batch: Decisions a batch.
         batches: Batches a round.
+        steps: Decisions from one that is learned from to the one whose value stands for what follows.
         polyak: How fast the target weights follow.
         chance: Of something else, for each stage at each decision.
     """
@@ -58,8 +62,9 @@ class Recipe:
     rate: float = 1e-3
     batch: int = 256
     batches: int = 200
+    steps: int = 4
     polyak: float = 0.01
-    chance: float = 0.08
+    chance: float = 0.1
 
 
 @dataclass(slots=True)
@@ -103,9 +108,11 @@ class Explorer(Agent):
         self._calls = 0
         self._wanted: Allocation | None = None
         self.decisions: list[Decision] = []
+        self.flow: list[float] = []
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """As the agent, keeping what was decided and what became of it."""
+        self.flow.append(flow(snapshot))
         self._what_was_executed(snapshot)
         self._wanted = super().propose(snapshot, budget)
         self._calls += 1
@@ -147,9 +154,10 @@ class Episode:
         whole: float16[N + 1, GLOBAL_FEATURES].
         allowed: bool[N + 1, STAGES, A]; no stage, nothing allowed.
         actions: int8[N, STAGES]; -1 = none of the actions.
-        rewards: float32[N].
-        seconds: float32[N]; until the next decision.
-        ended: Whether it ended in death.
+        rewards: float32[N]; from a decision on, up to the one that is `ahead`.
+        seconds: float32[N]; until then.
+        ahead: int[N]; by how many decisions.
+        ends: bool[N]; whether memory ran out before.
         gained: Rows over those of the model, less 1.
     """
 
@@ -159,7 +167,8 @@ class Episode:
     actions: npt.NDArray[np.int8]
     rewards: npt.NDArray[np.float32]
     seconds: npt.NDArray[np.float32]
-    ended: bool
+    ahead: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.bool_]
     gained: float
 
 
@@ -179,10 +188,11 @@ class Job:
 
 
 def play_job(recipe: Recipe, weights: Weights, job: Job) -> list[Episode]:
-    """Play a scenario under the model, then under explorers; empty where the model gets nothing out of it."""
+    """Play a scenario under the model, then under explorers; empty where too little happens to learn from."""
     drawn = scenario(job.family, job.seed)
-    plain = play(drawn, Model(), recipe.decisions)
-    if plain.died or plain.rows_per_second() <= 0:
+    model = _Watched()
+    plain = play(drawn, model, recipe.decisions)
+    if plain.died or not plain.rows_per_second() or sum(model.flow) < LEAST_FLOW * plain.intervals[-1].seconds:
         return []
     found = []
     for number, network in enumerate(job.networks):
@@ -191,44 +201,85 @@ def play_job(recipe: Recipe, weights: Weights, job: Job) -> list[Episode]:
         trace = play(drawn, explorer, recipe.decisions)
         if trace.tuner_failed:
             raise RuntimeError(f"the agent failed in {drawn.name}: {trace.tuner_failed}")
-        found.append(_episode(recipe, explorer.decisions, trace, plain))
+        rewards, seconds = _rewards(trace, plain, explorer.flow, model.flow)
+        found.append(_episode(recipe, explorer.decisions, rewards, seconds, trace, plain))
     return [each for each in found if len(each.rewards)]
 
 
-def _episode(recipe: Recipe, decisions: Sequence[Decision], trace: Trace, plain: Trace) -> Episode:
-    speed = plain.rows_per_second()
+class _Watched(Model):
+    """The model alone, and what flowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flow: list[float] = []
+
+    def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
+        """As the model."""
+        self.flow.append(flow(snapshot))
+        return super().propose(snapshot, budget)
+
+
+def flow(snapshot: Snapshot) -> float:
+    """Source items that went through a stage in a window, on average over the stages.
+
+    What the training loop takes comes in few large pieces; this says the same over time with less noise, as no more
+    items can lie between stages than there is room for.
+    """
+    unit = snapshot.stages[0].source_rows_per_item or 1.0
+    return float(np.mean([(rows_finished(stage) or 0.0) / unit for stage in snapshot.stages]))
+
+
+def _rewards(
+    trace: Trace, plain: Trace, flowed: Sequence[float], as_model: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """By interval, what was gained over the model, and how long it was."""
+    speed = sum(as_model) / plain.intervals[-1].seconds
     ends = [0.0, *(each.seconds for each in plain.intervals)]
-    rewards, lengths = [], []
+    rewards, seconds = [], []
     for number, (one, other) in enumerate(zip(trace.intervals, plain.intervals, strict=False)):
-        lengths.append(ends[number + 1] - ends[number])
-        more = (one.rows - other.rows) / speed / lengths[-1]
-        reward = min(MOST, max(LEAST, more)) * lengths[-1]
-        reward -= PROCESS_COST * lengths[-1] * (one.processes - other.processes) / one.slots
+        if number + 1 >= len(flowed):
+            break  # it died in the next one
+        length = ends[number + 1] - ends[number]
+        more = (flowed[number + 1] - as_model[number + 1]) / speed / length
+        reward = min(MOST, max(LEAST, more)) * length
+        reward -= PROCESS_COST * length * (one.processes - other.processes) / one.slots
         rewards.append(reward - CHANGE_COST * _changes(trace, number))
-    ended = trace.died is not None
-    if ended:
+        seconds.append(length)
+    if trace.died is not None:
         rewards.append(DEATH)
-        lengths.append(1.0)
+        seconds.append(1.0)
+    return rewards, seconds
+
+
+def _episode(
+    recipe: Recipe,
+    decisions: Sequence[Decision],
+    rewards: Sequence[float],
+    seconds: Sequence[float],
+    trace: Trace,
+    plain: Trace,
+) -> Episode:
+    ended = trace.died is not None
     chosen = [each for each in decisions if each.at < len(rewards)]
-    count = len(chosen) if ended else len(chosen) - 1
+    count = max(0, len(chosen) if ended else len(chosen) - 1)
     marks = [*(each.at for each in chosen), len(rewards)][: count + 1]
+    ahead = np.minimum(np.arange(count) + recipe.steps, count)
     summed, passed = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    for number, (first, last) in enumerate(itertools.pairwise(marks)):
-        for at in range(first, last):
+    for number in range(count):
+        for at in range(marks[number], marks[ahead[number]]):
             summed[number] += recipe.discount ** passed[number] * rewards[at]
-            passed[number] += lengths[at]
+            passed[number] += seconds[at]
     states = [*chosen[: count + 1], *chosen[-1:]][: count + 1]
     rows = sum(each.rows for each in trace.intervals) / max(1, sum(each.rows for each in plain.intervals))
     return Episode(
         np.stack([_padded(each.seen.stages) for each in states]).astype(np.float16),
         np.stack([each.seen.whole for each in states]).astype(np.float16),
         np.stack([_padded(each.seen.allowed) for each in states]),
-        np.stack([_padded(each.actions) for each in chosen[:count]]).astype(np.int8)
-        if count
-        else np.zeros((0, STAGES), np.int8),
+        np.stack([_padded(each.actions) for each in states[:count]]).astype(np.int8).reshape(count, STAGES),
         summed,
         passed,
-        ended,
+        ahead - np.arange(count),
+        ended & (ahead == count),
         rows - 1,
     )
 

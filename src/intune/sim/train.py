@@ -4,11 +4,12 @@
   what it will see. Scenarios come from `TRAINED`, half of them from "wild"; `HELD_OUT` is never touched.
 * *State, action*: `intune.tuners.agent`, by the code that decides in a real run. What was executed after clamp and
   guard is learned from, not what was asked for.
-* *Reward*: rows that the training loop took, less those that it took in the same seconds of the same scenario under the
-  fitted model alone, in seconds of the model's mean speed. The costs of items are the same in both runs, so that most
+* *Reward*: what flowed through the stages, less what flowed in the same seconds of the same scenario under the fitted
+  model alone, in seconds of the model's mean speed. The costs of items are the same in both runs, so that most
   of the noise falls out; it needs no oracle; and the value of following the model is near 0 by construction. A little
   is taken off for each change and each process. A death costs `DEATH` and ends the episode.
-* *Time.* A decision lasts until the next one; a second later counts `Recipe.discount` (semi-Markov).
+* *Time.* A decision lasts until the next one; a second later counts `Recipe.discount` (semi-Markov). Rewards of
+  `Recipe.steps` decisions are summed before a value stands for the rest.
 * *Learning*: several networks side by side, each with weights, a target network and a part of the episodes of its own,
   those of all rounds so far. The target evaluates the policy that will be used, caution included, so that nothing is
   hoped for that would not be done.
@@ -108,19 +109,13 @@ class Store:
         self.at = np.concatenate(
             [start + np.arange(len(each.rewards)) for start, each in zip(starts, have, strict=False)]
         )
-        self.actions, self.rewards, self.seconds = (
-            np.concatenate([getattr(each, name) for each in have]) for name in ("actions", "rewards", "seconds")
+        names = ("actions", "rewards", "seconds", "ahead", "ends")
+        self.actions, self.rewards, self.seconds, self.ahead, self.ends = (
+            np.concatenate([getattr(each, name) for each in have]) for name in names
         )
-        self.ends = np.concatenate([_last(len(each.rewards), each.ended) for each in have])
         hears = np.random.default_rng(0).random((len(have), self.networks)) < HEARD
-        self.heard = np.concatenate(
-            [np.repeat(row[None], len(e.rewards), 0) for row, e in zip(hears, have, strict=True)]
-        ).T
-        good = (self.actions >= 0).all(axis=1)
-        self.heard = self.heard[:, good]
-        self.at, self.actions, self.rewards, self.seconds, self.ends = (
-            each[good] for each in (self.at, self.actions, self.rewards, self.seconds, self.ends)
-        )
+        self.heard = np.repeat(hears, [len(each.rewards) for each in have], axis=0).T
+        self.good = np.nonzero((self.actions >= 0).all(axis=1))[0]
 
     def state(self, places: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Stages, whole and allowed at these places."""
@@ -129,12 +124,6 @@ class Store:
             torch.from_numpy(self.whole[places].astype(np.float32)),
             torch.from_numpy(self.allowed[places]),
         )
-
-
-def _last(count: int, ended: bool) -> npt.NDArray[np.bool_]:
-    ends = np.zeros(count, np.bool_)
-    ends[-1:] = ended
-    return ends
 
 
 def train(
@@ -195,9 +184,9 @@ def _learn(
     recipe: Recipe,
 ) -> float:
     """One step of all networks, each on a minibatch of its own."""
-    chosen = random.integers(0, len(store.at), recipe.batch)
+    chosen = random.choice(store.good, recipe.batch)
     heard = torch.from_numpy(store.heard[:, chosen])
-    here, there = store.state(store.at[chosen]), store.state(store.at[chosen] + 1)
+    here, there = store.state(store.at[chosen]), store.state(store.at[chosen] + store.ahead[chosen])
     with torch.no_grad():
         gain, _ = _of_all(networks, there)
         action = _policy(gain, there[2]).expand(recipe.networks, -1, -1)

@@ -46,7 +46,7 @@ ENOUGH_ITEMS, ENOUGH_SECONDS = 4, 5.0
 LEAST_GAIN = 0.02
 """Gain over the model, in seconds of full speed, from which a stage departs from it."""
 
-CAUTION = 1.0
+CAUTION = 1.5
 """Deviations of the networks by which the gain must be above that."""
 
 UNLIKE = "the pipeline is unlike those that the policy was trained on, so the model decides alone"
