@@ -26,7 +26,7 @@ from intune._machine import (
     run_queue_seconds,
     thread_limit,
 )
-from intune._values import Budget, Snapshot
+from intune._values import Allocation, Budget, Event, Snapshot
 from intune._words import size
 from intune.control import Controller, Guard, Journal
 from intune.control.brake import Brake, BrakeThread
@@ -86,7 +86,7 @@ class LoaderControl:
             self._controller.step()  # closes the first window early
         if self._workload.measured is None:
             return "Nothing has been measured yet: iterate the loader first."
-        return explain(self._workload.measured)
+        return explain(self._workload.measured, self._controller.outcome)
 
     def owns(self, thread: threading.Thread) -> bool:
         """Whether a thread is the controller's, the brake's or the probe's."""
@@ -98,10 +98,10 @@ class _Watched:
 
     def __init__(self, engine: Engine, brake: Brake) -> None:
         self._engine, self._brake = engine, brake
+        self._newest: Snapshot | None = None
         self.last: Snapshot | None = None
         self.measured: Snapshot | None = None
         """The last one in which a stage finished an item: the trainer may have paused since."""
-        self.apply = engine.apply
 
     @property
     def stages(self) -> Any:
@@ -109,13 +109,23 @@ class _Watched:
         return self._engine.stages
 
     def snapshot(self) -> Snapshot:
-        """Close the window and keep it."""
-        snapshot = replace(self._engine.snapshot(), rest_bytes=self._brake.rest_bytes)
-        if snapshot.consumer.steps or self.last is None or snapshot.window_seconds > 0.5:
-            self.last = snapshot
-            if any(stage.items_out for stage in snapshot.stages):
-                self.measured = snapshot
-        return snapshot
+        """Close the window."""
+        self._newest = replace(self._engine.snapshot(), rest_bytes=self._brake.rest_bytes)
+        return self._newest
+
+    def note(self, event: Event) -> None:
+        """Something became known in the window that was closed last."""
+        if self._newest is not None:
+            self._newest = replace(self._newest, events=(*self._newest.events, event))
+
+    def apply(self, allocation: Allocation) -> None:
+        """Put an allocation into force, and show the window that it was decided by."""
+        self._engine.apply(allocation)
+        newest = self._newest
+        if newest is not None and (newest.consumer.steps or self.last is None or newest.window_seconds > 0.5):
+            self.last = newest
+            if any(stage.items_out for stage in newest.stages):
+                self.measured = newest
 
 
 def machine_budget(system: System, cpus: int | None, memory: str | int | float | None) -> Budget:
@@ -231,7 +241,9 @@ def build_loader(
         kept = _open_journal(options.journal, clock)
         brake = BrakeThread(engine, used, engine.note, release, clock)
         watched = _Watched(engine, brake.brake)
-        controller = Controller(watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock)
+        controller = Controller(
+            watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock, tell=watched.note
+        )
         controller.step()  # the first allocation, before anything runs
         return Loader(engine, LoaderControl(controller, brake, probe, kept, watched))
     except BaseException:

@@ -45,12 +45,15 @@ class Allocation:
         slots: CPU slots in use, at least 1 and at most `Budget.cpus`.
         in_flight_bytes: Bytes that items in flight may hold; None = as the workload finds right.
         reasons: By stage, one sentence a person understands.
+        expected_rows_per_second: Rows a second that the training loop is expected to take under it, once it has
+            settled; None = the tuner does not say.
     """
 
     concurrency: Mapping[str, int | None]
     slots: int
     in_flight_bytes: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+    expected_rows_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +199,8 @@ class Event:
     """Something that happened in the window.
 
     Attributes:
-        kind: "resize", "epoch_start", "epoch_end", "pause", "waits", "clamped", "vetoed", "tuner_failed",
-            "worker_died", "skipped", "budget", "braked".
+        kind: "resize", "epoch_start", "epoch_end", "pause", "waits", "executor", "clamped", "vetoed", "tuner_failed",
+            "worker_died", "skipped", "budget", "braked", "outcome".
         stage: The stage that it concerns, or None.
         detail: One sentence a person understands.
     """

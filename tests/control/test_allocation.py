@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -56,6 +57,11 @@ COMPLETE = {"read": 1, "map": None, "batch": 2}
         (Allocation(COMPLETE, None), "slots must be an int of at least 1, got None"),
         (Allocation(COMPLETE, 1, -1), "in_flight_bytes must be an int of at least 0, got -1"),
         (Allocation(COMPLETE, 1, 0.5), "in_flight_bytes must be"),
+        (Allocation(COMPLETE, 1, None, {}, -1.0), "expected_rows_per_second must be a number of at least 0, or None"),
+        (Allocation(COMPLETE, 1, None, {}, math.nan), "got nan"),
+        (Allocation(COMPLETE, 1, None, {}, math.inf), "got inf"),
+        (Allocation(COMPLETE, 1, None, {}, True), "got True"),
+        (Allocation(COMPLETE, 1, None, {}, "12"), "got '12'"),
         (Allocation(COMPLETE, 1, reasons="because"), "reasons must be a mapping"),
     ],
 )
@@ -216,3 +222,12 @@ def follow(data: st.DataObject, stage: StageSnapshot, allocation: Allocation) ->
         processes_starting=target - ready,
         processes_leaving=leaving,
     )
+
+
+def test_what_was_expected_of_a_proposal_is_not_expected_of_what_is_left_of_it() -> None:
+    snapshot = blank_snapshot([StageInfo(name, "map") for name in NAMES])
+    proposal = Allocation({"read": 1, "map": None, "batch": 2}, 4, None, {}, np.float32(12.5))  # type: ignore[arg-type]
+    checked = check_complete(proposal, NAMES)
+    assert type(checked.expected_rows_per_second) is float
+    assert clamp(checked, snapshot, Budget(4))[0].expected_rows_per_second == 12.5
+    assert clamp(checked, snapshot, Budget(3))[0].expected_rows_per_second is None

@@ -4,6 +4,7 @@ import pytest
 
 from intune._values import Allocation, ConsumerSnapshot, Event, MachineSnapshot, Snapshot, StageInfo, StageSnapshot
 from intune.control.explain import explain, limit
+from intune.control.outcome import Change, Outcome
 from intune.testing.scenes import Scene, scenes
 from intune.testing.scenes import window as scene_window
 
@@ -199,7 +200,8 @@ def test_slots_held_without_computing_are_waits_unless_others_or_the_lock_took_t
     asleep = stage("work", busy_seconds=7.9, cpu_seconds_mean=0.001, wait_share={"input": 0.1})
     found = limit(on(window(replace(source(slot=0.9), busy_seconds=0.0), asleep), **machine))
     assert (found.kind, found.stage) == (kind, "work")
-    assert ("waits=True" in found.sentence) == (kind == "waits")
+    assert ("computes for 5 % of that" in found.sentence) == (kind == "waits")
+    assert "waits=True" not in found.sentence
 
 
 def test_a_window_in_which_nothing_was_finished_says_so() -> None:
@@ -283,13 +285,28 @@ def test_the_explanation_has_the_limit_first_and_then_figures_of_everything() ->
     snapshot = window(source(slot=0.8), work, events=(Event("vetoed", "work", "no room"), Event("epoch_end")))
     assert explain(snapshot).splitlines() == [
         limit(snapshot).sentence,
-        "Trainer: 10 steps/s, waited for data 60 % of the time.",
+        "What would help: less work in stage work; it was given 3.",
+        "Trainer: 10 steps/s, waited for data 60 % of the time, so it could take up to 2.5 times as much.",
         "Stage read: concurrency open; 100 items/s; 20 ms an item (20 ms CPU); lacked slot 80 % of the time.",
         "Stage work: concurrency 3; 3 processes; 100 items/s; 20 ms an item (20 ms CPU); lacked input 20 % of the time.",  # noqa: E501
         "Memory: 3.0 GiB of 8.0 GiB; 12 items in flight with 1.0 GiB of 2.0 GiB.",
         "Event: vetoed at stage work: no room",
         "Event: epoch_end: ",
     ]
+
+
+def test_the_last_change_stands_below_what_limits_with_what_came_of_it() -> None:
+    change = Change({"work": (3, 5)}, (8, 6), {"work": "12 items waited before it"}, 0.18)
+    snapshot = window(source(slot=0.8), stage("work"), events=(Event("outcome", "work", "3 -> 5"),))
+    assert "Last change" not in explain(snapshot)
+    text = explain(snapshot, Outcome(change, 0.15, 45, 3.0, 2))
+    assert text.splitlines()[2] == (
+        "Last change, 2 decisions ago: work 3 -> 5, slots 8 -> 6 (work: 12 items waited before it); expected +18 %, "
+        "got +15 % (45 steps in 3.0 s)."
+    )
+    assert "Event: outcome" not in text
+    bare = Outcome(Change({}, (8, 6), {}, None), None, 0, 0.0, 0)
+    assert "Last change: slots 8 -> 6.\n" in explain(snapshot, bare)
 
 
 def test_an_empty_window_is_explained_without_figures() -> None:

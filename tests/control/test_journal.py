@@ -26,7 +26,7 @@ def decision(number: int = 0, **changes: object) -> Decision:
     read = replace(blank.stages[0], items_out=number, wait_share={"input": 0.5})
     consumer = replace(blank.consumer, steps=number, rows=10 * number, wait_share=0.25)
     snapshot = replace(blank, window_seconds=2.0, consumer=consumer, stages=(read, blank.stages[1]), **changes)
-    proposed = Allocation({"read": number + 1, "a.b": None}, 4, reasons={"read": f"reason {number}"})
+    proposed = Allocation({"read": number + 1, "a.b": None}, 4, None, {"read": f"reason {number}"}, 80.0)
     return Decision(snapshot, BUDGET, proposed, (Event("clamped", "read", "why"),), replace(proposed, slots=2))
 
 
@@ -61,8 +61,10 @@ def test_a_line_says_what_was_seen_proposed_vetoed_applied_and_why(journal: Jour
         "full": True,
         "outcome": None,
     }
-    assert line["proposed"] == {"concurrency": {"read": 4, "a.b": None}, "slots": 4, "in_flight_bytes": None}
-    assert line["applied"] == {"concurrency": {"read": 4, "a.b": None}, "slots": 2, "in_flight_bytes": None}
+    allocation = {"concurrency": {"read": 4, "a.b": None}, "in_flight_bytes": None, "expected_rows_per_second": 80.0}
+    assert line["proposed"] == {**allocation, "slots": 4}
+    assert line["applied"] == {**allocation, "slots": 2}
+    assert line["judged"] is None
     assert line["vetoed"] == [{"kind": "clamped", "stage": "read", "detail": "why"}]
     assert line["reasons"] == {"read": "reason 3"}
     seen = line["seen"]

@@ -263,3 +263,20 @@ def test_explain_names_a_source_that_is_busy_all_the_time() -> None:
         if "Stage from_iterable is the limit: it works on one item at a time nearly all the time" in text:
             return
     pytest.fail("never named: " + "\n".join(said))
+
+
+@pytest.mark.parametrize("others", [0.51, 1.4])
+def test_a_stage_that_lets_go_of_the_lock_is_not_said_to_hold_it_nor_to_have_waited_for_it(others: float) -> None:
+    holds = stage("work", 3.4, 1.02, cpu_seconds_mean=0.02)
+    snapshot = window(holds, stage("np", others, others), wait_ms=17.0, used=1.1 + others, slots=4, cpus=4)
+    bound = lock_bound(snapshot)
+    assert bound is not None
+    assert bound.stage.name == "work"
+    assert bound.gain == pytest.approx(4 / (1.1 + others), rel=0.02), "as if all CPUs worked all the time"
+    assert bound.processes["work"] == round(bound.gain * 1.02)
+
+
+def test_it_says_that_threads_do_not_help_and_how_many_processes_do() -> None:
+    said = limit(MEASURED["machine with 16 CPUs"][0]).sentence
+    assert 'More threads do not help. For the next run, executor="process" on stage work makes it up to' in said
+    assert said.endswith("10.0 times as fast, with 9 processes.")

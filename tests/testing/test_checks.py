@@ -80,6 +80,7 @@ counter = itertools.count(1)
         (remembers_slots, "slots is 16, more than the 4 CPUs"),
         (lambda good, *_: replace(good, in_flight_bytes=-1), "in_flight_bytes"),
         (lambda good, *_: replace(good, reasons={"x": "why"}), "reasons name unknown stages"),
+        (lambda good, *_: replace(good, expected_rows_per_second=float("nan")), "expected_rows_per_second must be"),
         (lambda *_: None, "expected an Allocation, got None"),
         (divides_by_a_figure, "TypeError|ZeroDivisionError"),
         (needs_a_step, "ZeroDivisionError"),

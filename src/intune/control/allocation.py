@@ -4,8 +4,9 @@
 allow and says so, stage by stage. A tuner that asks for too much is no fault, one that leaves a stage out is.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from intune._errors import AllocationError
@@ -42,6 +43,7 @@ def check_complete(allocation: object, names: Sequence[str], *, paused: Collecti
         slots=_whole(allocation.slots, 1, "slots"),
         in_flight_bytes=None if memory is None else _whole(memory, 0, "in_flight_bytes"),
         reasons={str(name): str(why) for name, why in _mapping(allocation.reasons, "reasons").items()},
+        expected_rows_per_second=_rate(allocation.expected_rows_per_second),
     )
 
 
@@ -59,7 +61,8 @@ def clamp(proposal: Allocation, snapshot: Snapshot, budget: Budget) -> tuple[All
     paused and has no room yet stays at 0.
 
     Returns:
-        The allocation, and one "clamped" event for each number that was lowered.
+        The allocation, and one "clamped" event for each number that was lowered. What was expected of the proposal is
+        expected of it only where none was.
     """
     stages = snapshot.stages
     waiting = [stage.info.name for stage in stages if stage.info.waits]
@@ -78,7 +81,8 @@ def clamp(proposal: Allocation, snapshot: Snapshot, budget: Budget) -> tuple[All
             detail = f"lowered from {_said(before)} to {after}: {_why(stage, before, after, budget)}"
             events.append(Event("clamped", stage.name, detail))
             reasons[stage.name] = detail
-    return Allocation(wanted, slots, proposal.in_flight_bytes, reasons), events
+    expected = None if events else proposal.expected_rows_per_second
+    return Allocation(wanted, slots, proposal.in_flight_bytes, reasons, expected), events
 
 
 def processes_held(stage: StageSnapshot, slots: int) -> tuple[int, int, int]:
@@ -122,6 +126,14 @@ def _whole(value: Any, least: int, what: str) -> int:
         pause = " (only users pause a stage)" if value == 0 and "concurrency" in what else ""
         raise AllocationError(f"{what} must be an int of at least {least}, got {value!r}{pause}")
     return int(value)
+
+
+def _rate(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise AllocationError(f"expected_rows_per_second must be a number of at least 0, or None, got {value!r}")
+    return float(value)
 
 
 def _own_limit(stage: StageInfo, value: int | None, budget: Budget) -> int | None:

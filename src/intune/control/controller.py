@@ -17,6 +17,7 @@ from intune._values import Allocation, Budget, Event, Snapshot, Tuner, Workload
 from intune.control.allocation import check_complete, open_allocation
 from intune.control.guard import Guard
 from intune.control.journal import Decision, Journal
+from intune.control.outcome import Judge, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Controller:
         journal: Gets each decision. It stays open when the controller stops.
         clock: Time between steps.
         interval_seconds: Seconds from the end of a step to the next one, once the first ones are over.
+        tell: Called with what a person should know: what came of a change. It comes before the next allocation is
+            applied; None = nobody is told.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Controller:
         journal: Journal,
         clock: Clock,
         interval_seconds: float = 1.0,
+        tell: Callable[[Event], None] | None = None,
     ) -> None:
         self._workload = workload
         self._tuner: Tuner | None = tuner
@@ -64,6 +68,8 @@ class Controller:
         self._guard = guard
         self._journal = journal
         self._interval_seconds = interval_seconds
+        self._tell = tell or (lambda event: None)
+        self._judge = Judge()
         self._names = [stage.name for stage in workload.stages]
         self._stepping = threading.Lock()
         self._budget: Budget | None = None
@@ -89,13 +95,22 @@ class Controller:
             paused, events = self._user_pauses()
             seen = replace(snapshot, events=(*snapshot.events, *self._news, *self._budget_change(budget), *events))
             self._news = []
+            outcome = self._judge.window(seen)
+            if outcome is not None:
+                seen = self._with_outcome(seen, outcome)
             proposal = self._propose(seen, budget)
             wanted = _with_pauses(proposal, paused)
             allocation, vetoes = self._guard.check(wanted, seen, budget)
             self._news += vetoes
             self._workload.apply(allocation)
-            self._journal.record(Decision(seen, budget, proposal, tuple(self._news), allocation))
+            self._judge.decided(seen, allocation)
+            self._journal.record(Decision(seen, budget, proposal, tuple(self._news), allocation, outcome))
             return allocation
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What is known of the last decision that changed something; None = there was none yet."""
+        return self._judge.last
 
     def pause(self, stage: str) -> None:
         """Let a stage begin no more items from the next step on, whatever the tuner says, until `resume`.
@@ -153,6 +168,12 @@ class Controller:
                 self._tuner = None
         return self._good or open_allocation(self._workload.stages, budget.cpus)
 
+    def _with_outcome(self, seen: Snapshot, outcome: Outcome) -> Snapshot:
+        events = outcome.events()
+        for event in events:
+            self._tell(event)
+        return replace(seen, events=(*seen.events, *events))
+
     def _checked(self, given: object, seen: Snapshot) -> Allocation:
         """A complete allocation without pauses: a tuner that repeats what it sees may repeat a user's pause."""
         paused = [name for name, value in seen.allocation.concurrency.items() if value == 0]
@@ -192,8 +213,11 @@ class Controller:
 
 
 def _with_pauses(proposal: Allocation, paused: frozenset[str]) -> Allocation:
+    if not paused:
+        return proposal
     return replace(
         proposal,
+        expected_rows_per_second=None,
         concurrency={**proposal.concurrency, **dict.fromkeys(paused, 0)},
         reasons={**proposal.reasons, **dict.fromkeys(paused, "paused by the user")},
     )

@@ -15,17 +15,23 @@ from typing import Literal
 
 from intune._values import CAUSES, Cause, Snapshot, StageSnapshot
 from intune._words import count, duration, size
+from intune.control.advice import advice
+from intune.control.bounds import most_at_once, trainer_bound
 from intune.control.lock import (
     FREE_SECONDS,
     HELD_SECONDS,
     IN_USE_SECONDS,
     LockBound,
+    cpu_seconds,
     lock_bound,
     lost_seconds,
 )
+from intune.control.outcome import Outcome
 from intune.control.shortage import shortage
 
-Kind = Literal["trainer", "paused", "cpu", "lock", "concurrency", "waits", "memory", "order", "source", "unknown"]
+Kind = Literal[
+    "trainer", "paused", "cpu", "lock", "concurrency", "waits", "disk", "memory", "order", "source", "unknown"
+]
 
 TRAINER_WAITS_LITTLE = 0.05
 """Share of the window in which the trainer may wait for data and still be the limit."""
@@ -50,6 +56,16 @@ SLOW_RATIO = 2.0
 """99th percentile over median of the times of items from which some count as slow."""
 
 
+WAITS_SHARE = 0.7
+"""Share of its working time that a stage neither computes nor is in want of a CPU from which it waits."""
+
+READS_BYTES = 1e6
+"""Bytes a second from storage below which it is not reading that a source waits for."""
+
+TRAINER_COULD, TRAINER_COULD_MOST = 1.05, 20.0
+"""How much more the training loop could take, where that is said: a bound beyond says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """What limits a run.
@@ -57,9 +73,9 @@ class Limit:
     Attributes:
         kind: "trainer" takes what it gets at once; "paused": a user paused a stage; "cpu": no free slot; "lock":
             threads wait for the interpreter lock; "concurrency": a stage that computes works at its limit;
-            "waits": one that waits does; "memory": items are not admitted; "order": a slow item holds the
-            others back; "source": it has no more input; "unknown": nothing stands out, or nothing
-            was measured.
+            "waits": one that waits does; "disk": so does a source that reads from storage; "memory": items are not
+            admitted; "order": a slow item holds the others back; "source": it has no more input; "unknown": nothing
+            stands out, or nothing was measured.
         stage: The stage that uses most of what is short, or that is short of memory or input; None where it is none.
         sentence: The same in words and figures.
     """
@@ -97,9 +113,17 @@ def limit(snapshot: Snapshot) -> Limit:
     )
 
 
-def explain(snapshot: Snapshot) -> str:
-    """Several lines: what limits the run, then trainer, stages, memory and events of the window, with figures."""
-    return "\n".join([limit(snapshot).sentence, *_details(snapshot)])
+def explain(snapshot: Snapshot, outcome: Outcome | None = None) -> str:
+    """Several lines: what limits the run and what would help, the last change, then figures of the window.
+
+    Args:
+        snapshot: The window.
+        outcome: What is known of the last change of the allocation.
+    """
+    found = limit(snapshot)
+    helps = advice(snapshot, found.kind, found.stage)
+    changed = [] if outcome is None else [_last_change(outcome)]
+    return "\n".join([found.sentence, *([helps] if helps else []), *changed, *_details(snapshot)])
 
 
 def _narrow(snapshot: Snapshot) -> tuple[StageSnapshot, Cause | None] | None:
@@ -124,7 +148,7 @@ def _alone(snapshot: Snapshot) -> Limit | None:
     threads = [stage for stage in snapshot.stages if stage.info.executor == "thread" and not stage.info.waits]
     busy = sum(stage.busy_seconds for stage in threads)
     for stage in threads:
-        limited = _most(stage) == 1 and (snapshot.allocation.slots > 1 or stage.info.max_concurrency == 1)
+        limited = most_at_once(stage) == 1 and (snapshot.allocation.slots > 1 or stage.info.max_concurrency == 1)
         share = _busy_share(snapshot, stage)
         if share is None:
             share = 1 - sum(stage.wait_share.values())
@@ -141,7 +165,7 @@ def _full(snapshot: Snapshot) -> Limit | None:
     shares = {
         stage.name: _busy_share(snapshot, stage) or 0.0
         for stage in snapshot.stages
-        if (most := _most(stage)) is not None and (stage.info.waits or most < snapshot.allocation.slots)
+        if (most := most_at_once(stage)) is not None and (stage.info.waits or most < snapshot.allocation.slots)
     }
     fullest = max(snapshot.stages, key=lambda stage: shares.get(stage.name, 0.0))
     return _at_its_limit(snapshot, fullest) if shares.get(fullest.name, 0.0) >= BUSY_SHARE else None
@@ -161,11 +185,12 @@ def _busy_slots(snapshot: Snapshot) -> Limit | None:
     worst = max(stages, key=lambda stage: stage.busy_seconds)
     # What a thread loses to other programs or to the lock is no waiting of its own.
     undisturbed = (snapshot.machine.lock_wait_seconds or 0.0) < HELD_SECONDS and not _taken_by_others(snapshot)
-    if worst.info.executor == "thread" and undisturbed and lost_seconds(worst) > 0.7 * worst.busy_seconds:
-        sentence = (
-            f"Stage {worst.name} is the limit: it holds {_share(worst.busy_seconds / most)} of the slots' time but "
-        )
-        return Limit("waits", worst.name, f"{sentence}hardly computes; waits=True would let it wait without a slot.")
+    if worst.info.executor == "thread" and undisturbed and lost_seconds(worst) > WAITS_SHARE * worst.busy_seconds:
+        if (reading := _reading(snapshot, worst)) is not None:
+            return reading
+        held = f"it holds {_share(worst.busy_seconds / most)} of the slots' time"
+        computes = f"computes for {_share(cpu_seconds(worst) / worst.busy_seconds)} of that"
+        return Limit("waits", worst.name, f"Stage {worst.name} is the limit: {held} but {computes}.")
     share = f"and stage {worst.name} takes {_share(worst.busy_seconds / busy)} of that"
     return Limit("cpu", worst.name, f"CPU is the limit: all slots are busy, {share}{_cpu_figures(snapshot)}.")
 
@@ -249,10 +274,12 @@ def _taken_by_others(snapshot: Snapshot) -> bool:
 
 def _at_its_limit(snapshot: Snapshot, stage: StageSnapshot) -> Limit:
     if stage.info.waits:
+        if (reading := _reading(snapshot, stage)) is not None:
+            return reading
         at = "as many as threads allow" if stage.concurrency is None else f"all {stage.concurrency} that it may have"
         sentence = f"Stage {stage.name} is the limit: it waits for something outside, with {at} under way"
         return Limit("waits", stage.name, f"{sentence}{_seconds_an_item(stage)}.")
-    most = _most(stage)
+    most = most_at_once(stage)
     if most is None and stage.info.executor == "thread":
         sentence = f"CPU is the limit: stage {stage.name} fills all slots{_cpu_figures(snapshot)}."
         return Limit("cpu", stage.name, sentence)
@@ -263,16 +290,34 @@ def _at_its_limit(snapshot: Snapshot, stage: StageSnapshot) -> Limit:
     return Limit("concurrency", stage.name, sentence)
 
 
-def _most(stage: StageSnapshot) -> int | None:
-    """The most items that it may work on at once; None = as many as there are slots, or threads."""
-    limits = (stage.concurrency, stage.info.max_concurrency, stage.processes_live or None)
-    return min((most for most in limits if most is not None), default=None)
+def _reading(snapshot: Snapshot, stage: StageSnapshot) -> Limit | None:
+    """Reading as what a source waits for; None where it is no source, or little is read from storage."""
+    read, seconds = snapshot.machine.read_bytes, snapshot.window_seconds
+    if stage.info.kind != "source" or not read or seconds <= 0 or read < READS_BYTES * seconds:
+        return None
+    lost = lost_seconds(stage) / stage.busy_seconds if stage.busy_seconds else 0.0
+    if lost <= WAITS_SHARE:
+        return None
+    said = f"stage {stage.name} spends {_share(lost)} of its time neither computing nor in want of a CPU"
+    return Limit(
+        "disk",
+        stage.name,
+        f"Reading is the limit: {said}, and {size(int(read / seconds))}/s come from storage{_seconds_an_item(stage)}.",
+    )
+
+
+def _last_change(outcome: Outcome) -> str:
+    reasons = [f"{name}: {why}" for name, why in outcome.change.reasons.items() if why]
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    words = outcome.in_words()
+    ago = f", {count(outcome.decisions_ago, 'decision')} ago" if outcome.decisions_ago else ""
+    return f"Last change{ago}: {outcome.change.numbers()}{why}{f'; {words}' if words else ''}."
 
 
 def _busy_share(snapshot: Snapshot, stage: StageSnapshot) -> float | None:
     """Working time over the most it could be; None where items take so long that the window says nothing of it."""
     long = (stage.wall_seconds_p99 or 0.0) > snapshot.window_seconds / 4
-    most = _most(stage) or (None if stage.info.waits else snapshot.allocation.slots)
+    most = most_at_once(stage) or (None if stage.info.waits else snapshot.allocation.slots)
     if long or most is None or snapshot.window_seconds <= 0 or (not stage.items_out and stage.running):
         return None
     return stage.busy_seconds / (most * snapshot.window_seconds)
@@ -292,7 +337,10 @@ def _lock_sentence(bound: LockBound) -> str:
     )
     if bound.move:
         stages = f"stage{'s' if len(bound.move) > 1 else ''} {' and '.join(bound.move)}"
-        return f'{said} For the next run, executor="process" on {stages} makes it up to {bound.gain:.1f} times as fast.'
+        enough = " and ".join(str(number) for number in bound.processes.values())
+        many = f"with {enough} process{'es' if max(*bound.processes.values(), len(bound.move)) > 1 else ''}"
+        faster = f"makes it up to {bound.gain:.1f} times as fast"
+        return f'{said} More threads do not help. For the next run, executor="process" on {stages} {faster}, {many}.'
     small = f"Its items take only {duration(bound.stage.cpu_seconds_mean)}, too little to send each to a process. "
     return f"{said} {small if bound.too_small else ''}Work on whole columns in numpy or Arrow needs the lock less."
 
@@ -320,7 +368,9 @@ def _memory_sentence(snapshot: Snapshot, stage: StageSnapshot) -> str:
 def _details(snapshot: Snapshot) -> Iterator[str]:
     consumer, seconds = snapshot.consumer, snapshot.window_seconds
     rate = f"{consumer.steps / seconds:.3g} steps/s, " if seconds > 0 else ""
-    yield f"Trainer: {rate}waited for data {_share(consumer.wait_share)} of the time."
+    most = trainer_bound(snapshot)
+    could = f", so it could take up to {most:.1f} times as much" if TRAINER_COULD <= most <= TRAINER_COULD_MOST else ""
+    yield f"Trainer: {rate}waited for data {_share(consumer.wait_share)} of the time{could}."
     for stage in snapshot.stages:
         figures = _stage_figures(stage, seconds, snapshot.allocation.reasons.get(stage.name))
         yield f"Stage {stage.name}: {'; '.join(figures)}."
@@ -334,6 +384,8 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         held = "much of the time" if wait >= HELD_SECONDS else "part of the time"
         yield f"Interpreter lock: Python code holds it {held}; a thread waits {duration(wait)} for it."
     for event in snapshot.events:
+        if event.kind == "outcome":
+            continue  # it stands above
         yield f"Event: {event.kind}{f' at stage {event.stage}' if event.stage else ''}: {event.detail}"
 
 

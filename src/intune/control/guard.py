@@ -62,7 +62,9 @@ class Guard:
         if asked is not None and asked > most:
             detail = f"in_flight_bytes lowered from {size(asked)} to {size(most)}: the limit for everything is "
             events.append(Event("vetoed", None, f"{detail}{size(limit)}, the rest needs {size(rest)}"))
-        return replace(allocation, in_flight_bytes=most if asked is None else min(asked, most)), events
+        expected = None if events else allocation.expected_rows_per_second  # of the proposal, not of what is left of it
+        granted = most if asked is None else min(asked, most)
+        return replace(allocation, in_flight_bytes=granted, expected_rows_per_second=expected), events
 
 
 def memory_limit(snapshot: Snapshot, budget: Budget) -> int | None:

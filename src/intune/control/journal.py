@@ -5,10 +5,17 @@ A line is an object with these fields:
 * `schema`: 1. `tick`: counts the lines of a run from 0. `time`: seconds on the run's clock since its first line.
 * `full`: whether `seen` is complete; otherwise it holds only what changed since the line before.
 * `seen`: the snapshot and, as `budget`, the budget. `stages` is an object by stage name.
-* `proposed`, `applied`: `concurrency` by stage, `slots`, `in_flight_bytes`. `reasons`: the tuner's, by stage.
+* `proposed`, `applied`: `concurrency` by stage, `slots`, `in_flight_bytes`, and `expected_rows_per_second`, what the
+  training loop is expected to take under it (null: the tuner does not say, or for `applied`: it was not granted all).
+  `reasons`: the tuner's, by stage.
 * `vetoed`: events, one for each thing that was lowered or refused, and for a tuner that failed.
 * `outcome`: what the decision of the line before led to: `window_seconds`, `steps_per_second`,
   `rows_per_second` and `wait_share` of the trainer; null on the first line of a run.
+* `judged`: what the last change of the allocation brought, on the line at which enough steps have been done since;
+  else null. `tick`: the line that made the change. `concurrency` by stage and `slots`: [before, after]. `expected` and
+  `got`: change of the rows that the trainer takes a second, as a share of those before (0.18 = 18 % more); `expected`
+  is null where the tuner did not say. `steps`, `seconds`: what `got` was taken from. A change after which too few steps
+  can be compared (`intune.control.outcome` says which) is never judged.
 
 Figures that are not numbers (NaN, infinity) become null, as JSON has none. The first line of a file and one
 in each minute are full, so that a file can be read from its start and little is lost with a damaged one.
@@ -31,6 +38,7 @@ from typing import Any
 from intune._clock import Clock
 from intune._errors import SourceError
 from intune._values import Allocation, Budget, Event, Snapshot
+from intune.control.outcome import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +59,7 @@ class Decision:
         proposed: What the tuner wanted, or what stood in for it.
         vetoed: What was not granted and why, and that a tuner failed.
         applied: What was put into force.
+        outcome: What the last change before it brought, where that became known in this window.
     """
 
     snapshot: Snapshot
@@ -58,6 +67,7 @@ class Decision:
     proposed: Allocation
     vetoed: tuple[Event, ...]
     applied: Allocation
+    outcome: Outcome | None = None
 
 
 class Journal:
@@ -137,6 +147,7 @@ class Journal:
             "applied": _numbers(decision.applied),
             "reasons": to_plain(decision.proposed.reasons),
             "outcome": None if first else _outcome(decision.snapshot),
+            "judged": None if decision.outcome is None else _judged(decision.outcome, self._tick),
         }
         self._tick += 1
         return line
@@ -246,6 +257,22 @@ def _outcome(snapshot: Snapshot) -> dict[str, Any]:
         "rows_per_second": to_plain(consumer.rows / seconds) if seconds > 0 else None,
         "wait_share": to_plain(consumer.wait_share),
     }
+
+
+def _judged(outcome: Outcome, tick: int) -> dict[str, Any]:
+    change = outcome.change
+    plain: dict[str, Any] = to_plain(
+        {
+            "tick": tick - outcome.decisions_ago,
+            "concurrency": change.concurrency,
+            "slots": change.slots,
+            "expected": change.expected,
+            "got": outcome.got,
+            "steps": outcome.steps,
+            "seconds": outcome.seconds,
+        }
+    )
+    return plain
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], depth: int) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ Only one thread of a process runs Python code at a time. Three figures together 
 * That one CPU's worth is there nearly all the time: else something else holds the run back.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from intune._values import Snapshot, StageSnapshot
@@ -60,6 +62,7 @@ class LockBound:
         wait_seconds: Mean wait for the lock.
         move: The stages to move to processes; empty where that would gain little.
         gain: How many times as fast that would be at most; 1 where nothing is to be moved.
+        processes: As many as are busy then, by stage to move.
         too_small: Whether the stage could be moved but for its items, which are too small to send.
     """
 
@@ -70,6 +73,7 @@ class LockBound:
     wait_seconds: float
     move: tuple[str, ...]
     gain: float
+    processes: Mapping[str, int]
     too_small: bool
 
 
@@ -83,7 +87,9 @@ def lock_bound(snapshot: Snapshot) -> LockBound | None:
     computed = sum(map(cpu_seconds, threads)) / seconds
     if not computed or not (_queue_between_items(snapshot, threads) or _queue_within(snapshot, threads, wait)):
         return None
-    worst = max(threads, key=lambda stage: cpu_seconds(stage) * (1 - lost_seconds(stage) / (stage.busy_seconds or 1)))
+    # One that used more than a CPU cannot have held the lock meanwhile.
+    in_turn = [stage for stage in threads if cpu_seconds(stage) <= SERIAL_MOST * seconds] or threads
+    worst = max(in_turn, key=cpu_seconds)
     notable = [
         stage
         for stage in threads
@@ -95,7 +101,8 @@ def lock_bound(snapshot: Snapshot) -> LockBound | None:
         move, gain = [], 1.0
     share = cpu_seconds(worst) / (computed * seconds)
     too_small = not move and worst in notable and (worst.cpu_seconds_mean or 0.0) < WORTH_SENDING_SECONDS
-    return LockBound(worst, share, computed, cpus, wait, tuple(stage.name for stage in move), gain, too_small)
+    processes = {stage.name: max(1, math.ceil(gain * cpu_seconds(stage) / seconds - 0.1)) for stage in move}
+    return LockBound(worst, share, computed, cpus, wait, tuple(processes), gain, processes, too_small)
 
 
 def cpu_seconds(stage: StageSnapshot) -> float:
@@ -168,4 +175,5 @@ def _gain(snapshot: Snapshot, move: list[StageSnapshot], computed: float, cpus: 
     used = max(now, (snapshot.machine.cpu_seconds_used or 0.0) / seconds)
     slowest = max((cpu_seconds(stage) / seconds / (stage.info.max_concurrency or cpus) for stage in move), default=now)
     trains = max(1 / cpus, 1 - snapshot.consumer.wait_share)
-    return min(now / max(stays, used / cpus, slowest), 1 / trains)
+    took = min(now, 1.0)  # what lets go of the lock went on beside the rest
+    return min(took / max(min(stays, 1.0), used / cpus, slowest), 1 / trains)

@@ -31,6 +31,7 @@ _LIMITS: dict[Kind, str] = {
     "lock": "the interpreter lock in {}",
     "concurrency": "the concurrency of {}",
     "waits": "what {} waits for",
+    "disk": "reading in {}",
     "memory": "memory",
     "order": "slow items of {}",
     "source": "nothing in particular",

@@ -29,6 +29,14 @@ def trainer_per_row(snapshot: Snapshot) -> float | None:
     return snapshot.window_seconds * max(0.0, 1 - snapshot.consumer.wait_share) / (steps * batch)
 
 
+def rows_of_source_row(snapshot: Snapshot) -> float | None:
+    """Rows that the training loop takes for a source row; None where the window says nothing of it."""
+    last = snapshot.stages[-1]
+    if not last.items_out or not last.rows_out or not last.source_rows_per_item:
+        return None
+    return last.rows_out / (last.items_out * last.source_rows_per_item)
+
+
 def in_force(snapshot: Snapshot) -> dict[str, int | None]:
     """The concurrency of each stage as a tuner may propose it again: a stage that a user paused is open."""
     return {stage.name: snapshot.allocation.concurrency.get(stage.name) or None for stage in snapshot.stages}

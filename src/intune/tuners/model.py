@@ -37,7 +37,7 @@ from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot
 from intune.tuners._beliefs import Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
-from intune.tuners._rows import as_before, in_force, most_useful
+from intune.tuners._rows import in_force, most_useful, rows_of_source_row
 from intune.tuners._trials import STARVED, Ramp, Trials
 
 HOLDS_LOCK = 0.2
@@ -120,6 +120,10 @@ class Model:
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
+        proposal = self._decide(snapshot, budget)
+        return replace(proposal, expected_rows_per_second=self._expected(proposal, snapshot, budget))
+
+    def _decide(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         lines = self._lines(budget)
@@ -138,8 +142,8 @@ class Model:
         now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
         reached = self._rate(lines, now, budget) / found.rate if found.rate > 0 else 1.0
         if reached >= self._keep and not self._differs(now, target, snapshot, budget):
-            stays = as_before(snapshot, budget, f"predicted at {reached:.0%} of the best, {_said(found)}")
-            return replace(stays, slots=now.slots)
+            stays = f"as before: predicted at {reached:.0%} of the best"
+            return replace(now, reasons={name: f"{stays}; {why}" for name, why in target.reasons.items()})
         return target
 
     def update(self, snapshot: Snapshot) -> frozenset[str]:
@@ -161,6 +165,13 @@ class Model:
         slots = min(allocation.slots, budget.cpus)
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
         return predict(lines, given, self._limits(budget, slots))
+
+    def _expected(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> float | None:
+        """Rows a second that the training loop will take; None while a stage has no figures."""
+        rows, rate = rows_of_source_row(snapshot), self.predict(proposal, budget)
+        if rows is None or rate is None or len(self.beliefs) < len(snapshot.stages) or not math.isfinite(rate * rows):
+            return None
+        return rate * rows
 
     def target(self, budget: Budget) -> Allocation:
         """The allocation with the best predicted rate and the least concurrency, whatever is in force.
@@ -251,19 +262,35 @@ class Model:
         unknown = _all_open(snapshot, budget)
         concurrency, reasons = dict(unknown.concurrency), dict(unknown.reasons)
         lock_seconds = sum(line.lock_seconds for line in lines)
+        spare = self._spare_processes(lines, found, budget)
         for line in lines:
-            concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, budget)
+            margin = spare if line.process else self._margin
+            concurrency[line.name], reasons[line.name] = self._limit(line, found, lock_seconds, margin, budget)
         return Allocation(concurrency, self._slots(lines, found, budget), reasons=reasons)
 
-    def _limit(self, line: Line, found: Best, lock_seconds: float, budget: Budget) -> tuple[int | None, str]:
+    def _spare_processes(self, lines: list[Line], found: Best, budget: Budget) -> float:
+        """The margin of process stages, as far as all of them still fit: what is cut instead is cut where it is needed.
+
+        None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
+        """
+        most = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
+        limits, stages = self._limits(budget, budget.cpus), [line for line in lines if line.process]
+        for margin in (most, most / 2):
+            wanted = [enough(line, found.rate, margin) for line in stages]
+            held = sum(number * line.process_bytes for number, line in zip(wanted, stages, strict=True))
+            if sum(wanted) <= limits.processes and held <= limits.process_bytes:
+                return margin
+        return 0.0
+
+    def _limit(
+        self, line: Line, found: Best, lock_seconds: float, margin: float, budget: Budget
+    ) -> tuple[int | None, str]:
         """The concurrency of a stage, and why."""
         need, when_open = line.need(found.rate), self._open(line.name, budget)
-        wanted = enough(line, found.rate, self._margin)
+        wanted = enough(line, found.rate, margin)
         busy = f"busy on {need:.2f} at {_said(found)}"
         if line.process:
-            # None to spare where there are too few; more where items that pile up would hold up a waiting trainer.
-            margin = {"processes": 0.0, "trainer": self._margin}.get(found.bound, 2 * self._margin)
-            return enough(line, found.rate, margin), f"{busy}; each process more costs memory"
+            return wanted, f"{busy}; each process more costs memory"
         if line.slows:
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
