@@ -214,7 +214,7 @@ class TestTrust:
             def __call__(self, allocation: Allocation):  # type: ignore[no-untyped-def]
                 found = super().__call__(allocation)
                 consumer = found.consumer
-                return replace(found, consumer=replace(consumer, steps=consumer.steps // 3, wait_share=0.9))
+                return replace(found, consumer=replace(consumer, rows=consumer.rows // 3, wait_share=0.9))
 
         tuner = Agent(weights(gain={"half": [0.0] * NETWORKS}))
         run(tuner, Losing(stages()), 40)

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot
 from intune.tuners._rows import in_force, most_useful
-from intune.tuners._senses import ACTIONS, GLOBAL_FEATURES, STAGE_FEATURES, Seen, Senses, rate_of
+from intune.tuners._senses import ACTIONS, GLOBAL_FEATURES, STAGE_FEATURES, Seen, Senses
 from intune.tuners._switchback import LEAST, MOST, Switchback
 from intune.tuners._trials import STARVED
 from intune.tuners._trust import Detector, Trust
@@ -156,16 +156,19 @@ class Agent:
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """What the model proposes, but for stages that are surely better off otherwise."""
-        rate, starved = rate_of(snapshot), snapshot.consumer.wait_share > STARVED
+        starved = snapshot.consumer.wait_share > STARVED
+        rate = snapshot.consumer.rows / snapshot.window_seconds if snapshot.window_seconds > 0 else 0.0
         self._detector.observe(self._expected, rate, starved)
         proposal = self._model.propose(snapshot, budget)
         seen = self._senses.look(snapshot, budget, proposal, self._model)
         wanted = self._decide(proposal, seen, snapshot, budget)
         wanted = self._corrected(wanted, rate if starved else None, snapshot, budget)
         self._senses.decided(snapshot, budget, wanted.concurrency)
-        settled = not self._model.opinion.begins and snapshot.window_seconds > 0
-        self._expected = self._model.predict(wanted, budget) if settled else None
-        return wanted
+        expected = proposal.expected_rows_per_second
+        if wanted.concurrency != proposal.concurrency:
+            expected = self._model.expected(wanted, snapshot, budget)
+        self._expected = None if self._model.opinion.begins else expected
+        return replace(wanted, expected_rows_per_second=expected)
 
     @property
     def version(self) -> str:

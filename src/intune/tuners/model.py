@@ -121,7 +121,7 @@ class Model:
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
         proposal = self._decide(snapshot, budget)
-        return replace(proposal, expected_rows_per_second=self._expected(proposal, snapshot, budget))
+        return replace(proposal, expected_rows_per_second=self.expected(proposal, snapshot, budget))
 
     def _decide(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         changed = self.update(snapshot)
@@ -166,7 +166,7 @@ class Model:
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
         return predict(lines, given, self._limits(budget, slots))
 
-    def _expected(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> float | None:
+    def expected(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> float | None:
         """Rows a second that the training loop will take; None while a stage has no figures."""
         rows, rate = rows_of_source_row(snapshot), self.predict(proposal, budget)
         if rows is None or rate is None or len(self.beliefs) < len(snapshot.stages) or not math.isfinite(rate * rows):
