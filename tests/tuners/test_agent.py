@@ -213,8 +213,9 @@ class TestTrust:
         class Losing(Plant):
             def __call__(self, allocation: Allocation):  # type: ignore[no-untyped-def]
                 found = super().__call__(allocation)
-                consumer = found.consumer
-                return replace(found, consumer=replace(consumer, rows=consumer.rows // 3, wait_share=0.9))
+                lost = replace(found.consumer, rows=found.consumer.rows // 3, wait_share=0.9)
+                seen = tuple(replace(stage, rows_out=stage.items_out) for stage in found.stages)
+                return replace(found, stages=seen, consumer=lost)
 
         tuner = Agent(weights(gain={"half": [0.0] * NETWORKS}))
         run(tuner, Losing(stages()), 40)
