@@ -28,7 +28,7 @@ class KillsItself:
 def test_one_process_less_is_wanted_its_item_is_done_again_and_it_is_told(tmp_path: Path) -> None:
     pipe = intune.from_iterable(range(400)).batch(10)
     pipe = pipe.map(KillsItself(133, tmp_path / "killed"), name="work", executor="process")
-    with pipe.loader(cpus=3) as loader:
+    with pipe.loader(cpus=3, tuner="shared") as loader:
         rows = np.concatenate(list(loader))
         stage = loader._engine.live[2]
         assert (rows == np.arange(400)).all()

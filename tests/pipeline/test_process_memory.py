@@ -70,7 +70,7 @@ def test_a_frozen_stage_wants_no_more_processes_than_it_has_but_one() -> None:
 
 def test_the_brake_lets_no_process_be_started_while_it_holds() -> None:
     pipe = intune.from_iterable(range(10**6)).map(abs, name="work", executor="process", max_concurrency=3)
-    with pipe.loader(cpus=3) as loader:
+    with pipe.loader(cpus=3, tuner="shared") as loader:
         engine = loader._engine
         (pool,) = (each.pool for each in engine.live if each.pool is not None)
         deadline = time.monotonic() + 60

@@ -14,6 +14,7 @@ import pytest
 import intune
 from intune._compose import build_loader
 from intune._values import Budget
+from intune.control.controller import intervals
 from intune.pipeline.options import LoaderOptions
 from intune.pipeline.scheduler import Task
 from intune.testing import EmulatedClock, TokenPool, emulated
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.timeout(180)
 
 WARM_UP, MEASURED = 100, 400
 """Items that may come before the rate has to be reached, and items over which it is measured."""
-DECISION_SECONDS = 1.0
+FOUND_OUT_SECONDS = 2.0
+"""Seconds in which the default tuner lets stages begin with few items at once, to see how they scale."""
 
 
 class Jumps:
@@ -57,7 +59,8 @@ class EmulatedLoader:
         self._engine._arrived = self  # type: ignore[assignment]
         self._under_way: list[tuple[float, int, Task]] = []
         self._begun = 0
-        self._decided = 0.0
+        self._intervals = intervals(1.0)
+        self._decides_at = next(self._intervals)
 
     def notify_all(self) -> None:
         """Nobody sleeps."""
@@ -100,8 +103,8 @@ class EmulatedLoader:
                 if task.holds_slot:
                     scheduler.used -= 1
                 task.done()
-        if to - self._decided >= DECISION_SECONDS:
-            self._decided = to
+        if to >= self._decides_at:
+            self._decides_at = to + next(self._intervals)
             self.loader._control._controller.step()  # type: ignore[attr-defined]
 
 
@@ -132,16 +135,16 @@ def make(costs: tuple[float, ...], slots: int, **options: Any) -> EmulatedLoader
     return EmulatedLoader(pipe, time, clock, slots, **options)
 
 
-def rate(costs: tuple[float, ...], slots: int, **options: Any) -> float:
-    """Items a second after the warm-up."""
+def rate(costs: tuple[float, ...], slots: int, *, seconds: float = 0.0, **options: Any) -> float:
+    """Items a second after the warm-up, which takes so many seconds at least."""
     emulation = make(costs, slots, **options)
     with emulation.loader as loader:
-        began = 0.0
+        began, first = 0.0, None
         for number, value in enumerate(loader):
             assert value == number
-            if number == WARM_UP:
-                began = emulation.time.now
-            if number == WARM_UP + MEASURED:
+            if first is None and number >= WARM_UP and emulation.time.now >= seconds:
+                began, first = emulation.time.now, number
+            if first is not None and number == first + MEASURED:
                 return MEASURED / (emulation.time.now - began)
     raise AssertionError("the loader ended too early")
 
@@ -178,12 +181,13 @@ def test_the_emulation_gives_what_arithmetic_says_of_fixed_splits(slots: int, be
 )
 def test_without_any_setting_the_rate_is_that_of_the_best_split(costs: tuple[float, ...], slots: int) -> None:
     best, _ = best_split(costs, slots)
-    assert rate(costs, slots) >= 0.85 * best
+    assert rate(costs, slots, seconds=FOUND_OUT_SECONDS) >= 0.85 * best
+    assert rate(costs, slots, tuner="shared") >= 0.85 * best
 
 
 def consumed(step: float, **options: Any) -> tuple[float, float, EmulatedLoader]:
     """The share of time that a consumer waited who is busy for so long with each item, and items a second."""
-    emulation = make((4.0, 2.0, 20.0, 6.0), 16, **options)
+    emulation = make((4.0, 2.0, 20.0, 6.0), 16, tuner="shared", **options)
     waited, iterator = 0.0, iter(emulation.loader)
     for _ in range(1000):
         asked = emulation.time.now
