@@ -159,6 +159,15 @@ def test_a_limit_that_the_tuner_set_is_given_with_its_reason() -> None:
     assert said.endswith("less work in stage work; it was given 3 (slows down with concurrency).")
 
 
+def test_a_limit_on_a_stage_that_waits_is_given_with_its_reason_too() -> None:
+    """It was limited because more at once are slower: then more at once is no advice."""
+    snapshot = window(stage("read", 1.0), stage("work", 3.0, 0.0, waits=True, concurrency=3))
+    reasons = replace(snapshot.allocation, reasons={"work": "slows down with concurrency"})
+    said = advice(replace(snapshot, allocation=reasons), "waits", "work")
+    assert said == "What would help: less waiting in stage work; it was given 3 (slows down with concurrency)."
+    assert advice(snapshot, "waits", "work") != said
+
+
 def test_processes_that_are_not_up_yet_are_named() -> None:
     few = stage("work", 1.95, executor="process", concurrency=4, processes_live=2)
     assert "it may have more than the 2 that are up" in help_of(window(READ, few))

@@ -115,6 +115,9 @@ def _waits(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     """For a stage that waits: more at once, or to hold no slot meanwhile; each only where it is known to help."""
     if stage is None:
         return None
+    why = snapshot.allocation.reasons.get(stage.name)
+    if stage.info.waits and why and stage.concurrency is not None and most_at_once(stage) == stage.concurrency:
+        return f"less waiting in stage {stage.name}; it was given {stage.concurrency} ({why})"
     found = crowding(stage)
     times = _times(bound_without(snapshot, stage) if stage.info.waits else trainer_bound(snapshot))
     if stage.info.waits:

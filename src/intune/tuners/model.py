@@ -311,7 +311,10 @@ class Model:
         if line.slows:
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
-            return wanted, f"slows down with concurrency: {said}, {line.seconds(when_open) * 1e3:.3g} at {when_open}"
+            return (
+                wanted,
+                f"slows down with concurrency: {said}, by its curve {line.seconds(when_open) * 1e3:.3g} at {when_open}",
+            )
         if line.lock_seconds > HOLDS_LOCK * line.cpu_seconds and found.rate * lock_seconds > CROWDED:
             # Where slots are scarce a thread that waits for the lock takes one from those who could use it.
             wanted = enough(line, found.rate, 0.0) if found.bound == "slots" else wanted
