@@ -11,7 +11,7 @@ from typing import Any
 
 from _crash_scenarios import Counting, Scenario, consume, function_of
 
-OURS = {"shared": "shared", "random": "random"}
+OURS = {"model": "model", "shared": "shared", "random": "random"}
 THEIRS = {"tf.data": 0.0, "tf.data-half": 0.5}
 
 
