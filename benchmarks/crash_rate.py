@@ -1,10 +1,11 @@
 """How often a program is killed for its memory: random pipelines, each in a control group with a limit of its own.
 
-Each pipeline runs under this library (by default, with all stages open, and with random moves) and under tf.data with AUTOTUNE (at
-its defaults, and with `ram_budget` set to half of the limit), with the same functions and the same limit: what the
-larger of the two programs needs after its imports, and 0.5 to 4 GiB. It needs a writable memory group of version 1
-(root) and an interpreter that has both TensorFlow and this library: `--tf-python`. Results are appended to a file, so
-that it can be stopped and goes on where it was. All of it takes three hours, so `make bench` leaves it out.
+Each pipeline runs under this library (by default, with all stages open, and with random moves) and under tf.data with
+AUTOTUNE (at its defaults, and with `ram_budget` set to half of the limit), with the same functions and the same
+limit: what the larger of the two programs needs after its imports, and 0.5 to 4 GiB. It needs a writable memory group
+of version 1 (root) and an interpreter that has both TensorFlow and this library: `--tf-python`. Results are appended
+to a file, so that it can be stopped and goes on where it was. All of it takes three hours, so `make bench` leaves it
+out.
 """
 
 import argparse
