@@ -33,16 +33,20 @@ def test_threads_with_scratch_memory_and_bursts_live_at_their_limit(group: Memor
 
 
 def test_a_limit_that_is_lowered_while_running(group: MemoryGroup) -> None:
-    """From 400 to 250 MiB beside what is there from the start, in steps: the kernel sets none below what is used."""
+    """From 500 to 320 MiB beside what is there from the start, in steps: the kernel sets none below what is used.
+
+    Until the loader has seen a new limit it plans by the one before, and what is used swings by items of 8 MiB around
+    what is planned: with steps or a limit that leave no room for that it is killed now and then (at 250 MiB 1 of 10).
+    """
     base = group.start("lowered")
-    limit = base + 400 * MIB
+    limit = base + 500 * MIB
     assert group.limit(limit)
     group.go()
-    while limit > base + 250 * MIB:
-        wanted = max(base + 250 * MIB, int(0.97 * limit) // MIB * MIB)  # the kernel counts whole pages
+    while limit > base + 320 * MIB:
+        wanted = max(base + 320 * MIB, int(0.97 * limit) // MIB * MIB)  # the kernel counts whole pages
         while limit != wanted:
             _, seen, _ = map(int, group.line().split())  # ten items more
-            if seen == limit and group.used() < 0.85 * wanted and group.limit(wanted):
+            if seen == limit and group.used() < 0.8 * wanted and group.limit(wanted):
                 limit = wanted
     count, seen = 0, 0
     while seen != limit:
