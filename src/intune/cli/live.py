@@ -19,7 +19,7 @@ from rich.text import Text
 
 from intune._values import Snapshot, StageSnapshot
 from intune._words import clock as on_a_clock
-from intune._words import gib
+from intune._words import gib, or_open
 from intune.control.shortage import Shortage, shortage
 from intune.recsys.progress import Standing, Window
 
@@ -256,7 +256,7 @@ def _stage_lines(window: Snapshot, changes: Changes, now: float, width: int) -> 
     gap = 2 if width >= 60 else 1
     columns = [
         ["stage", *(stage.name for stage in window.stages)],
-        ["concurrency" if width >= 100 else "conc", *(_concurrency(stage) for stage in window.stages)],
+        ["concurrency" if width >= 100 else "conc", *(or_open(stage.concurrency) for stage in window.stages)],
         ["running" if width >= 100 else "run", *(str(stage.running) for stage in window.stages)],
         ["busy", *(_or(_busy(stage, window), _percent) for stage in window.stages)],
         ["rows/s", *(_or(_rate(stage, window.window_seconds), _short) for stage in window.stages)],
@@ -297,10 +297,6 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
         else:
             lines.append(part)
     return lines
-
-
-def _concurrency(stage: StageSnapshot) -> str:
-    return "open" if stage.concurrency is None else str(stage.concurrency)
 
 
 def _busy(stage: StageSnapshot, window: Snapshot) -> float | None:

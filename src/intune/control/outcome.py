@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from intune._values import Allocation, Event, Snapshot, StageSnapshot
-from intune._words import count, duration
+from intune._words import count, duration, or_open
 
 LEAST_STEPS = 30
 """Steps on each side below which no rate is told from another one: with so many it is known to about 5 %."""
@@ -218,4 +218,4 @@ def _percent(change: float) -> str:
 
 def moved(before: int | None, after: int | None) -> str:
     """Two concurrencies, as in "3 -> open"."""
-    return " -> ".join("open" if value is None else str(value) for value in (before, after))
+    return f"{or_open(before)} -> {or_open(after)}"

@@ -97,9 +97,7 @@ class Model:
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
         self._bytes_per_rate: float | None = None  # what items in flight held for each source row a second
-        self._known: tuple[Budget, list[Line]] | None = (
-            None  # lines of the last window, as they cost most of a decision
-        )
+        self._known: tuple[Budget, list[Line]] | None = None  # of the last window: lines cost most of a decision
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
@@ -116,9 +114,8 @@ class Model:
         if not lines:
             return _at_most(_all_open(snapshot, budget), ramped, budget)
         self._slowing = {line.name for line in lines if line.slows}
-        found = best(lines, self._limits(budget, budget.cpus))
+        found, within = self._bests(lines, budget)
         self._learn_slots(found, snapshot, budget)
-        within = best(lines, self._in_memory(budget, budget.cpus))
         target = self._solve(lines, found, within, snapshot, budget)
         if ramped:
             return _at_most(target, ramped, budget)
@@ -167,8 +164,7 @@ class Model:
             raise PipelineError("no window was seen yet: call update(snapshot) first")
         if not (lines := self._lines(budget)):
             return _all_open(self._last, budget)
-        found, within = (best(lines, limits(budget, budget.cpus)) for limits in (self._limits, self._in_memory))
-        return self._solve(lines, found, within, self._last, budget)
+        return self._solve(lines, *self._bests(lines, budget), self._last, budget)
 
     @property
     def deviation(self) -> Mapping[str, float]:
@@ -217,6 +213,11 @@ class Model:
         trainer = 1 / self._learnt.trainer_seconds if self._learnt.trainer_seconds else math.inf
         for_processes, for_all = self._room(budget)
         return Limits(slots, trainer, budget.max_processes, for_processes, for_all)
+
+    def _bests(self, lines: list[Line], budget: Budget) -> tuple[Best, Best]:
+        """The best, and the best within memory, which is the same where memory is plentiful."""
+        found = best(lines, self._limits(budget, budget.cpus))
+        return found, best(lines, self._in_memory(budget, budget.cpus)) if self._bytes_per_rate else found
 
     def _in_memory(self, budget: Budget, slots: int) -> Limits:
         """The same with the memory of items, where processes may crowd them out.
@@ -311,10 +312,8 @@ class Model:
         if line.slows:
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
-            return (
-                wanted,
-                f"slows down with concurrency: {said}, by its curve {line.seconds(when_open) * 1e3:.3g} at {when_open}",
-            )
+            all_at_once = line.seconds(when_open) * 1e3
+            return wanted, f"slows down with concurrency: {said}, by its curve {all_at_once:.3g} at {when_open}"
         if line.lock_seconds > HOLDS_LOCK * line.cpu_seconds and found.rate * lock_seconds > CROWDED:
             # Where slots are scarce a thread that waits for the lock takes one from those who could use it.
             wanted = enough(line, found.rate, 0.0) if found.bound == "slots" else wanted
