@@ -130,9 +130,9 @@ def test_memory_is_told_as_it_came_nearest_to_its_limit(seen: list[tuple[int | N
 
     for order in (seen, seen[::-1]):
         shown, read = MemoryPeak(), MemoryPeak()
-        for used, limit in order:
-            shown.see(window(sized(used), sized(limit)))
-        read.see_journal([line(sized(used), sized(limit)) for used, limit in order])
+        for used, most in order:
+            shown.see(window(sized(used), sized(most)))
+        read.see_journal([line(sized(used), sized(most)) for used, most in order])
         assert (shown.peak_bytes, shown.limit_bytes) == (read.peak_bytes, read.limit_bytes) == (5 * GIB, 6 * GIB)
         assert "memory never above 5.0 of 6.0 GiB" in measure(stats(), 4.0, shown).in_words()
 
