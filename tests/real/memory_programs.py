@@ -23,6 +23,7 @@ from intune import Allocation
 from intune._clock import SystemClock
 from intune._compose import build_loader
 from intune._machine import MemoryMeter, System
+from intune.control import brake
 from intune.pipeline.options import LoaderOptions
 from intune.testing import EmulatedClock, TokenPool
 from intune.tuners import RandomMoves
@@ -163,6 +164,21 @@ def paused(choices: dict[str, Any]) -> Any:
         after = used()
         rest = [item_of(next(running)) for _ in range(60)]
         return {"before": before, "after": after, "waiting": waiting, "ids": first + rest}
+
+
+def bursts(choices: dict[str, Any]) -> Any:
+    """Pauses until all is at rest, and takes as many items as come within a second; the brake looks once a second."""
+    brake.SECONDS = brake.SECONDS_MOST = 1.0
+    with thread_loader(1_000_000, 16, burst=1) as loader:
+        running, engine = iter(loader), loader._engine
+        found = [item_of(next(running)) for _ in range(40)]
+        for _ in range(3):
+            time.sleep(1.5)
+            until(lambda: engine.scheduler.used == 0)
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                found.append(item_of(next(running)))
+        return {"ids": found}
 
 
 def processes(choices: dict[str, Any]) -> Any:
@@ -389,6 +405,7 @@ NAMES = (
     lowered,
     windows,
     paused,
+    bursts,
     processes,
     many_processes,
     small_rows,
