@@ -33,6 +33,7 @@ from intune.control.brake import Brakes, BrakeThread
 from intune.control.explain import explain
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
+from intune.pipeline.impasse import Impasse
 from intune.pipeline.ledger import Ledger
 from intune.pipeline.loader import Loader
 from intune.pipeline.options import LoaderOptions
@@ -235,7 +236,7 @@ def build_loader(
     engine = Engine(pipeline, chosen, context, first, meter.window, make_pool)
     try:
         kept = _open_journal(options.journal, clock)
-        brake = BrakeThread(engine, headroom.read_all, engine.note, release, clock)
+        brake = BrakeThread(engine, headroom.read_all, engine.note, release, clock, Impasse(engine))
         watched = _Watched(engine, brake.brakes)
         controller = Controller(
             watched, decide, budget=current_budget, guard=Guard(), journal=kept, clock=clock, tell=watched.note

@@ -22,5 +22,9 @@ HARD = 0.9
 GUARD_PLANS = 0.9
 """As much may be used in the next window, as the guard predicts it: with more processes, with more bytes in flight."""
 
+STRICT = 0.98
+"""Where a limit was lowered, nothing begins that would bring memory past this, not even what order waits for: the
+kernel counts page tables, stacks and buffers of its own too."""
+
 COMPARED = HARD
 """Of several limits that one counts of which the fewest bytes are left to this share: it is where the brake holds."""

@@ -278,16 +278,24 @@ def memory_uses(snapshot: Snapshot, budget: Budget) -> tuple[MemoryUse, ...]:
     """Each memory limit that holds now, with its own use and rest; empty where the budget has none.
 
     The one that a user chose is as the budget now says. Of a workload that tells of one limit only, that or the
-    budget's holds, whichever is tighter.
+    budget's holds, whichever is tighter. A rest that is not known is what is used less what items in flight hold, never
+    below 0; None only where the use is not known either.
     """
     machine, limit = snapshot.machine, budget.memory_bytes
     if limit is None:
         return ()
     if machine.memory:
-        return tuple(replace(use, limit_bytes=limit) if use.chosen else use for use in machine.memory)
-    if machine.memory_limit_bytes is not None:
-        limit = min(limit, machine.memory_limit_bytes)
-    return (MemoryUse(limit, machine.memory_bytes, rest_bytes=snapshot.rest_bytes),)
+        found = tuple(replace(use, limit_bytes=limit) if use.chosen else use for use in machine.memory)
+    else:
+        nearest = limit if machine.memory_limit_bytes is None else min(limit, machine.memory_limit_bytes)
+        found = (MemoryUse(nearest, machine.memory_bytes, rest_bytes=snapshot.rest_bytes),)
+    return tuple(_with_rest(use, snapshot.in_flight_bytes or 0) for use in found)
+
+
+def _with_rest(use: MemoryUse, in_flight_bytes: int) -> MemoryUse:
+    if use.rest_bytes is not None or use.used_bytes is None:
+        return use
+    return replace(use, rest_bytes=max(0, use.used_bytes - in_flight_bytes))
 
 
 class Workload(Protocol):

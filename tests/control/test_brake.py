@@ -449,6 +449,9 @@ class Work:
         self.processes = processes
         self.epochs_ended = 0
         self.told: list[int | None] = []
+        self.spares: list[int | None] = []
+        self.lacking: int | None = None
+        self.given_up: list[str] = []
 
     def in_flight(self) -> tuple[int, int]:
         return self.bytes
@@ -459,6 +462,15 @@ class Work:
     def hold_back(self, in_flight_bytes: int | None) -> None:
         self.told.append(in_flight_bytes)
 
+    def keep_to(self, spare_bytes: int | None) -> None:
+        self.spares.append(spare_bytes)
+
+    def lacks(self) -> int | None:
+        return self.lacking
+
+    def give_up(self, why: str) -> None:
+        self.given_up.append(why)
+
 
 class Bench:
     """A brake thread with everything around it."""
@@ -468,7 +480,7 @@ class Bench:
         self.found: list[MemoryUse] | Exception = [MemoryUse(1000 * MIB, 100 * MIB)]
         self.events: list[Event] = []
         self.released = 0
-        self.thread = BrakeThread(self.work, self.read, self.events.append, self.release, self.clock)
+        self.thread = BrakeThread(self.work, self.read, self.events.append, self.release, self.clock, self.work)
 
     def read(self) -> list[MemoryUse]:
         if isinstance(self.found, Exception):
@@ -564,6 +576,19 @@ class TestOneStep:
         assert bench.work.told == [0, None]
         bench.step(950, 900)
         assert bench.work.told == [0, None, 0]
+
+    def test_below_a_limit_that_was_lowered_it_says_what_is_to_spare_and_gives_up_at_last(self, bench: Bench) -> None:
+        bench.step(450, 300)
+        bench.work.lacking = 60 * MIB
+        for _ in range(110):
+            bench.step(450, 300, limit=500)
+        assert set(bench.work.spares) == {40 * MIB}
+        assert len(bench.work.given_up) == 1
+        assert "510 MiB are needed, 150 MiB of them by all but items in flight" in bench.work.given_up[0]
+        assert bench.released >= 1
+        bench.found = []
+        bench.thread.step()
+        assert bench.work.spares[-1] is None
 
     def test_where_nothing_can_be_read_from_the_start_nothing_is_applied(self, bench: Bench) -> None:
         bench.found = []

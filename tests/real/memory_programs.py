@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from intune import Allocation
 from intune._clock import SystemClock
 from intune._compose import build_loader
 from intune._machine import MemoryMeter, System
+from intune.control import brake
 from intune.pipeline.options import LoaderOptions
 from intune.testing import EmulatedClock, TokenPool
 from intune.tuners import RandomMoves
@@ -95,6 +97,47 @@ def lowered(choices: dict[str, Any]) -> Any:
     return {"ids": found}
 
 
+def windows(choices: dict[str, Any]) -> Any:
+    """Rows of 1 MiB through windows of rising size; tells of the first batch, goes on when told, and after an error.
+
+    What comes of the rest, with a state taken after the error, is what a loader with room for it gives.
+    """
+
+    def row(item: int) -> np.ndarray:
+        time.sleep(0.005)  # 40 MiB between two readings of the brake
+        return made(MIB, item)
+
+    rows = intune.from_iterable(range(choices["rows"])).map(row, waits=False)
+    pipe = rows.shuffle(choices["window"], seed=3).batch(4)
+    found: list[int] = []
+    said = None
+    with pipe.loader(cpus=2, tuner="shared") as loader:
+        try:
+            for batch in loader:
+                found += [item_of(each) for each in batch]
+                del batch
+                if len(found) == 4:
+                    print("begun", flush=True)
+                    limit = int(sys.stdin.readline())
+                    until(partial(known, loader, limit))
+        except intune.MemoryLimitError as error:
+            said = str(error)
+        state = loader.state_dict()
+    print("ended", flush=True)
+    sys.stdin.readline()
+    rest: list[int] = []
+    with pipe.loader(cpus=2, tuner="shared") as loader:
+        if said is not None:
+            loader.load_state_dict(state)
+            rest = [item_of(each) for batch in loader for each in batch]
+    return {"ids": found, "said": said, "rest": rest}
+
+
+def known(loader: Any, limit: int) -> bool:
+    """Whether the loader has seen this limit."""
+    return limit in [use.limit_bytes for use in loader._control._brake.brakes._uses.values()]
+
+
 def paused(choices: dict[str, Any]) -> Any:
     """Takes some items, then none: what is used once all is at rest, and after thirty more readings of the brake."""
     with thread_loader(1_000_000, 16, burst=1) as loader:
@@ -121,6 +164,21 @@ def paused(choices: dict[str, Any]) -> Any:
         after = used()
         rest = [item_of(next(running)) for _ in range(60)]
         return {"before": before, "after": after, "waiting": waiting, "ids": first + rest}
+
+
+def bursts(choices: dict[str, Any]) -> Any:
+    """Pauses until all is at rest, and takes as many items as come within a second; the brake looks once a second."""
+    brake.SECONDS = brake.SECONDS_MOST = 1.0
+    with thread_loader(1_000_000, 16, burst=1) as loader:
+        running, engine = iter(loader), loader._engine
+        found = [item_of(next(running)) for _ in range(40)]
+        for _ in range(3):
+            time.sleep(1.5)
+            until(lambda: engine.scheduler.used == 0)
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                found.append(item_of(next(running)))
+        return {"ids": found}
 
 
 def processes(choices: dict[str, Any]) -> Any:
@@ -345,7 +403,9 @@ def until(happened: Callable[[], bool], meanwhile: Callable[[], Any] = lambda: t
 NAMES = (
     threads,
     lowered,
+    windows,
     paused,
+    bursts,
     processes,
     many_processes,
     small_rows,

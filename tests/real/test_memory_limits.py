@@ -3,13 +3,17 @@
 Each runs in a control group of its own, so that the kernel keeps the limit and counts what is used.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import intune
 
 from .memory_groups import MIB, MemoryGroup, memory_group
 
@@ -58,6 +62,58 @@ def test_a_limit_that_is_lowered_while_running(group: MemoryGroup) -> None:
     assert found == list(range(len(found)))
 
 
+def lowered_between_batches(group: MemoryGroup, left: int, seconds: float | None = None) -> Any:
+    """What comes of windows of up to 256 rows of 1 MiB, where the limit falls to so many MiB after the first batch.
+
+    It rises again after so many seconds, or once the program has come to an end.
+    """
+    base = group.start("windows", rows=700, window=256)
+    assert group.limit(base + 1024 * MIB)
+    group.go()
+    assert group.line() == "begun"
+    limit = (base + left * MIB) // 4096 * 4096  # the kernel counts whole pages
+    assert group.limit(limit)
+    group.tell(str(limit))
+    if seconds is not None:
+        time.sleep(seconds)
+        assert group.limit(base + 1024 * MIB)
+    assert group.line() == "ended"
+    assert group.limit(base + 1024 * MIB)
+    group.tell("go on")
+    found = group.end()
+    assert found["ids"] + found["rest"] == shuffled(700, 256)
+    return found
+
+
+def shuffled(rows: int, window: int) -> list[int]:
+    """The same chain with small rows, and without a limit."""
+    pipe = intune.from_iterable(range(rows)).map(abs).shuffle(window, seed=3).batch(4)
+    with pipe.loader(cpus=2) as loader:
+        return [int(row) for batch in loader for row in batch]
+
+
+@pytest.mark.parametrize("left", [160, 210])
+def test_a_limit_that_is_lowered_below_what_a_window_needs(group: MemoryGroup, left: int) -> None:
+    """What fits was delivered before the error, and a loader with room for it goes on behind that."""
+    found = lowered_between_batches(group, left)
+    rows = len(found["ids"])
+    assert 16 + 32 <= rows < 700
+    assert "memory.limit_in_bytes) was lowered from 1.0 GiB to" in found["said"]
+    assert "rows that 'shuffle' puts together" in found["said"]
+    assert "state_dict" in found["said"]
+
+
+def test_a_limit_that_is_lowered_but_leaves_room_for_a_window(group: MemoryGroup) -> None:
+    found = lowered_between_batches(group, 440)
+    assert (found["said"], len(found["ids"])) == (None, 700)
+
+
+def test_a_limit_that_is_too_low_for_some_seconds_only(group: MemoryGroup) -> None:
+    """Nothing can go on meanwhile; then it does."""
+    found = lowered_between_batches(group, 160, seconds=6.0)
+    assert (found["said"], len(found["ids"])) == (None, 700)
+
+
 def test_each_limit_is_compared_with_what_is_used_of_that_one(group: MemoryGroup) -> None:
     """The loader's own is for its tree; the group's is nearer, as a neighbour takes most of it, and leaves 300 MiB."""
     base = group.start("lowered")
@@ -84,6 +140,17 @@ def test_while_the_consumer_pauses_memory_does_not_grow(group: MemoryGroup) -> N
     assert found["ids"] == list(range(120))
     assert found["waiting"] > 0
     assert found["after"] <= found["before"] + 8 * MIB
+    assert group.peak_bytes < limit
+
+
+def test_a_burst_after_a_pause_between_two_late_readings(group: MemoryGroup) -> None:
+    """What is admitted meanwhile is within what was allowed before; 180 to 200 MiB are used."""
+    limit = group.start("bursts") + 240 * MIB
+    assert group.limit(limit)
+    group.go()
+    found = group.end()["ids"]
+    assert found == list(range(len(found)))
+    assert len(found) > 100
     assert group.peak_bytes < limit
 
 

@@ -115,6 +115,28 @@ def test_of_what_is_unknown_nothing_is_said(summary: Summary) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [(5, 6), (9, 24), (3, 4)],  # the limit was lowered, and the largest use had the largest limit
+        [(9, 24), (5, 6), (4, 6), (5, None)],
+        [(20, None), (5, 6), (None, 1), (20, None)],
+        [(5, 6), (5, 6), (0, 24)],
+    ],
+)
+def test_memory_is_told_as_it_came_nearest_to_its_limit(seen: list[tuple[int | None, int | None]]) -> None:
+    def sized(count: int | None) -> int | None:
+        return None if count is None else count * GIB
+
+    for order in (seen, seen[::-1]):
+        shown, read = MemoryPeak(), MemoryPeak()
+        for used, most in order:
+            shown.see(window(sized(used), sized(most)))
+        read.see_journal([line(sized(used), sized(most)) for used, most in order])
+        assert (shown.peak_bytes, shown.limit_bytes) == (read.peak_bytes, read.limit_bytes) == (5 * GIB, 6 * GIB)
+        assert "memory never above 5.0 of 6.0 GiB" in measure(stats(), 4.0, shown).in_words()
+
+
 def test_a_limit_alone_is_no_peak() -> None:
     memory = MemoryPeak()
     memory.see(window(None, 6 * GIB))

@@ -28,6 +28,8 @@ machine's. What is used of one says nothing of another, so each has a brake of i
 holds.
 
 While nothing goes on, no worker process is started either: what it will hold does not show yet.
+
+What order waits for is kept back only by limits that were lowered while the loader ran, see `lowered`.
 """
 
 import logging
@@ -41,6 +43,7 @@ from intune._periodic import Periodic
 from intune._shares import BRAKE_PLANS, CROWDED, HARD, RELAXED, RELEASE
 from intune._values import Event, MemoryUse, Snapshot
 from intune._words import size
+from intune.control.lowered import LoweredLimits, Stalling
 
 _log = logging.getLogger(__name__)
 
@@ -286,6 +289,7 @@ class BrakeThread:
         tell: Called with what a person should know: that it holds back, and that it does so no more.
         release: Gives unused memory of allocators back to the system.
         clock: Time between readings.
+        stalling: The same workload, for limits that are lowered while it runs.
 
     Attributes:
         brakes: What decides.
@@ -299,10 +303,11 @@ class BrakeThread:
         tell: Callable[[Event], None],
         release: Callable[[], None],
         clock: Clock,
+        stalling: Stalling,
     ) -> None:
         self._workload, self._read, self._tell, self._clock = workload, read, tell, clock
         self._release = release
-        self.brakes = Brakes()
+        self.brakes, self._lowered = Brakes(), LoweredLimits(stalling)
         self._applied: int | None = None
         self.seconds = SECONDS
         self._held: tuple[float, str] | None = None
@@ -316,17 +321,17 @@ class BrakeThread:
         if self._epochs_ended != self._workload.epochs_ended and now - self._released_at >= EPOCH_RELEASE_SECONDS:
             self._epochs_ended = self._workload.epochs_ended
             self._give_back(now)
+        held = self._workload.in_flight()[0]  # before memory is read: what they take meanwhile is not room
         uses = self._read()
         if not uses:
-            self.brakes.forget()
+            self._forget()
             self.seconds = SECONDS
-            self._apply(None)
             return
         before = self.brakes.holding
         braking = self.brakes.observe(now, uses, self._workload)
         self.seconds = braking.seconds
         self._apply(braking.in_flight_bytes)
-        if braking.release:
+        if self._lowered.observe(now, uses, held) or braking.release:
             self._give_back(now)
         if (self.brakes.holding is None) != (before is None):
             self._say(now, uses)
@@ -353,10 +358,14 @@ class BrakeThread:
             self.step()
         except Exception:
             _log.exception("The memory brake failed; training goes on by the guard's limits alone")
-            self.brakes.forget()
-            self._workload.hold_back(None)
+            self._forget()
             return False
         return True
+
+    def _forget(self) -> None:
+        self.brakes.forget()
+        self._lowered.forget()
+        self._apply(None)
 
     def _apply(self, most: int | None) -> None:
         applied = self._applied

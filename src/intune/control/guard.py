@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from intune._shares import GUARD_PLANS
-from intune._values import Allocation, Budget, Event, MemoryUse, Snapshot, StageSnapshot, memory_uses
+from intune._values import Allocation, Budget, Event, Snapshot, StageSnapshot, memory_uses
 from intune._words import size
 from intune.control.allocation import clamp, processes_held, processes_when_open
 
@@ -54,7 +54,8 @@ class Guard:
             where a memory limit is known; and the events: "clamped" by the budget, "vetoed" by a prediction.
         """
         allocation, events = clamp(proposal, snapshot, budget)
-        rooms = [_room(use, snapshot) for use in memory_uses(snapshot, budget)]
+        uses = memory_uses(snapshot, budget)
+        rooms = [_Room(use.limit_bytes, use.rest_bytes, use.with_processes) for use in uses]
         if not rooms:
             return allocation, events
         allocation, rooms, vetoes = _veto_processes(allocation, snapshot, rooms)
@@ -87,13 +88,6 @@ class _Room(NamedTuple):
     def with_more(self, size: int) -> "_Room":
         """Processes hold so many bytes more."""
         return self if self.rest is None or not self.with_processes else self._replace(rest=self.rest + size)
-
-
-def _room(use: MemoryUse, snapshot: Snapshot) -> _Room:
-    rest = use.rest_bytes
-    if rest is None and use.used_bytes is not None:
-        rest = max(0, use.used_bytes - (snapshot.in_flight_bytes or 0))
-    return _Room(use.limit_bytes, rest, use.with_processes)
 
 
 def in_flight_limit(limit: int, rest: int | None) -> int:

@@ -34,6 +34,11 @@ class ConsumerCounters:
             self.wait_seconds += now - self._inside_since
             self._inside_since = now
 
+    @property
+    def inside(self) -> bool:
+        """Whether it is in `next` and may be blocked there."""
+        return self._inside_since is not None
+
     def copy(self) -> "ConsumerCounters":
         """The same figures, apart."""
         other = ConsumerCounters()

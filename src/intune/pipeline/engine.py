@@ -425,12 +425,12 @@ class Engine:
         return self.runs[0] if self.runs else None, self.scheduler.used < self.scheduler.slots
 
     def _run_ahead(self) -> None:
-        """Begin the next epoch when the last one's source has given everything, where it is known to come."""
+        """Begin the next epoch, if one will come, once this one's source has given all; not with bytes to spare."""
         epochs = self.options.epochs
         if epochs is None or len(self.runs) != 1 or not self.runs[0].source_done or self.runs[0].failed:
             return
         following = self.runs[0].epoch + 1
-        if following < epochs and isinstance(self.pipeline.source, BlockSource):
+        if following < epochs and self.context.ledger.spare is None and isinstance(self.pipeline.source, BlockSource):
             self.runs.append(self._new_run(following, Position()))
             self.runs[-1].open()
 

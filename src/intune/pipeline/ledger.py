@@ -29,10 +29,16 @@ class Ledger:
     Args:
         budget: Bytes that may be in flight; None = no limit. May be changed at any time; nothing is taken
             back, but nothing is admitted either until use has fallen below it.
+
+    Attributes:
+        spare: Bytes that could be taken, when memory was last measured, where something begins although the budget has
+            no room for it; None = as many as it takes.
     """
 
     def __init__(self, budget: int | None = None) -> None:
         self.budget = budget
+        self.spare: int | None = None
+        self._taken = 0
         self.charged = 0
         self.held = 0
         self.peak = 0
@@ -46,6 +52,23 @@ class Ledger:
     def admits(self, size: int) -> bool:
         """Whether a reservation of so many bytes fits the budget."""
         return self.budget is None or self.charged + size <= self.budget
+
+    def keep_to(self, spare: int | None) -> None:
+        """Memory has been measured: from now on so many bytes are to spare."""
+        self.spare, self._taken = spare, 0
+
+    def spares(self, size: int, all_reserved: bool) -> bool:
+        """Whether so many bytes are to spare beside those of all buffers that came since memory was measured.
+
+        What buffers gave back meanwhile does not count: allocators may have kept it.
+
+        Args:
+            size: The bytes.
+            all_reserved: Whether what is reserved may be taken up at any moment.
+        """
+        if self.spare is None:
+            return True
+        return self._taken + (self.charged - self.held if all_reserved else 0) + size <= self.spare
 
     def reserve(self, size: int, owner: set[Charge]) -> Charge:
         """Reserve bytes for an item; the caller has asked `admits` or has a reason not to.
@@ -67,6 +90,7 @@ class Ledger:
                 held[key] = [size, 1]
                 self.charged += size
                 self.held += size
+                self._taken += size
             else:
                 entry[1] += 1
         self._drop(charge.buffers)

@@ -42,6 +42,8 @@ class Context:
         busy: Tasks being run.
         on_trial: The stage whose trial is being run, and since when; nothing else may begin meanwhile.
         most_bytes: The most bytes that were ever allowed in flight; None = no limit so far.
+        lacking: Bytes that what order waits for takes, for which the ledger had too few to spare when it was asked
+            last; None = it had enough since this was set to None.
         held_back: The stage whose trial waits for others to finish, and since when.
         on_skip: Called with stage name, origin and failures that were left out.
         on_executor_trial: Called with a stage whose executor is open, its item's wall and CPU seconds and bytes.
@@ -63,6 +65,7 @@ class Context:
     on_trial: tuple[LiveStage, float] | None = None
     held_back: tuple[LiveStage, float] | None = None
     most_bytes: int | None = None
+    lacking: int | None = None
     on_skip: Callable[[str, str, tuple[Failure, ...]], None] = lambda stage, origin, failures: None
     on_executor_trial: Callable[[LiveStage, float, float, int], None] = lambda stage, wall, cpu, size: None
     make_probe: Callable[[float], Probe] = _no_probe
@@ -185,14 +188,15 @@ class Segment:
         `kept` is what will be kept beside it.
 
         What order waits for is admitted in any case, but only once everything behind this segment has run dry:
-        before that, what goes on there gives bytes back.
+        before that, what goes on there gives bytes back. It waits only where the ledger has fewer bytes to spare than
+        it usually takes.
         """
         ledger = self.context.ledger
         if ledger.budget is None:
             return True
         if ledger.admits(forecast.bytes(bound, ledger.budget) + kept):
             return forecast.known or self.expects(path)
-        return self.expects(path) and self.end.idle
+        return self.expects(path) and self.end.idle and self._spares(int(bound * forecast.mean))
 
     def opens_further(self, item: Item, here: int) -> bool:
         """Whether the ledger has what an item will need by what is known now, if that is more than was known before.
@@ -200,8 +204,8 @@ class Segment:
         `here` is what it will need in the stage that it is about to enter.
 
         What order waits for goes on in any case once everything behind this segment has run dry, and so does any
-        item while nothing at all is being worked on: else nobody would give bytes back. With a budget of 0 nothing
-        else goes on: memory has to fall.
+        item while nothing at all is being worked on: else nobody would give bytes back. Those wait only where the
+        ledger has too few bytes to spare. With a budget of 0 nothing else goes on: memory has to fall.
         """
         ledger = self.context.ledger
         if ledger.budget is None or (not item.bound and ledger.budget):
@@ -210,7 +214,8 @@ class Segment:
         needs = max(here, item.forecast.bytes(item.bound, ledger.budget))
         if ledger.budget and (needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has)):
             return True
-        return (self.expects(item.path) or not self.context.busy) and self.end.idle
+        waited_for = (self.expects(item.path) or not self.context.busy) and self.end.idle
+        return waited_for and self._spares(max(0, here - item.charge.actual))
 
     def goes_further(self, item: Item, here: int) -> None:
         """Reserve what an item will need by what is known now."""
@@ -303,6 +308,13 @@ class Segment:
         if not self._finished and self.total is not None and self.low >= self.total and not self._open:
             self._finished = True
             self.end.finish()
+
+    def _spares(self, size: int) -> bool:
+        """Whether the ledger has so many bytes to spare for what order waits for; notes where it has not."""
+        if self.context.ledger.spares(size, self.context.busy > 0):
+            return True
+        self.context.lacking = size
+        return False
 
     def _overfull(self) -> bool:
         """Without order nothing waits at the end for room there, so nothing more may begin."""

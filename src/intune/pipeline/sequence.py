@@ -170,6 +170,11 @@ class BatchSequencer:
                 orders.append(self._emit())
         return orders
 
+    @property
+    def filling(self) -> tuple[list[Piece], int]:
+        """What has come of the next batch, and the rows of a whole one."""
+        return self._pieces, self.size
+
     def finish(self) -> list[Order]:
         """No more headers come."""
         if not self._have:
@@ -253,6 +258,11 @@ class ShuffleSequencer:
             if self._have == self._filling.rows:
                 orders += self._emit()
         return orders
+
+    @property
+    def filling(self) -> tuple[list[Piece], int]:
+        """What has come of the window that fills, and the rows of all of it."""
+        return self._filling.pieces, self._filling.rows
 
     def finish(self) -> list[Order]:
         """No more headers come."""

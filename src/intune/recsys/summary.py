@@ -74,8 +74,8 @@ class Measured:
         wait_share: Share of the time in which the training loop waited for the loader.
         busiest_stage: The stage that used most CPU.
         busiest_stage_cpu_share: Its share of the CPU seconds of all stages.
-        memory_peak_bytes: Most that the process tree used in the windows that were seen.
-        memory_limit_bytes: Limit on it.
+        memory_peak_bytes: What was used of the limit in that window of those seen that came nearest to it.
+        memory_limit_bytes: That limit.
     """
 
     wait_share: float | None = None
@@ -99,7 +99,11 @@ class Measured:
 
 
 class MemoryPeak:
-    """The most memory that any window which it was shown had, and the limit on it."""
+    """Of the windows that it was shown the one that came nearest to its limit: what was used in it, and that limit.
+
+    Limits may change, and which of several is nearest too: the largest use may have been far from a limit that was
+    larger. Windows without a limit count only where there is none with one; of these it is the largest use.
+    """
 
     def __init__(self) -> None:
         """Begin with nothing known."""
@@ -118,10 +122,16 @@ class MemoryPeak:
             self._see(machine["memory_bytes"], machine["memory_limit_bytes"])
 
     def _see(self, used: int | None, limit: int | None) -> None:
-        if used is not None:
-            self.peak_bytes = max(used, self.peak_bytes or 0)
-        if limit is not None:
-            self.limit_bytes = limit
+        if used is None:
+            return
+        before = (-1.0, -1) if self.peak_bytes is None else _nearness(self.peak_bytes, self.limit_bytes)
+        if _nearness(used, limit) > before:
+            self.peak_bytes, self.limit_bytes = used, limit
+
+
+def _nearness(used: int, limit: int | None) -> tuple[float, int]:
+    """The larger, the nearer to its limit; where there is none, below all that have one."""
+    return (used / limit if limit else 0.0, used)
 
 
 def limited_by(journal: Path) -> str:

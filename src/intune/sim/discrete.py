@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from intune._errors import MemoryLimitError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, MemoryUse, Snapshot, StageInfo
 from intune.control.brake import BrakeThread
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
+from intune.pipeline.impasse import Impasse
 from intune.pipeline.ledger import Ledger
 from intune.pipeline.run import EpochRun, Position, RunTask
 from intune.pipeline.scheduler import Scheduler
@@ -124,7 +126,9 @@ class Simulation:
         self._order = itertools.count()
         self._window = (0.0,) * 5
         self._engine = self._make_engine()
-        self._brake = BrakeThread(self._engine, self._read_memory, self._engine.note, self._give_back, self._clock)
+        self._brake = BrakeThread(
+            self._engine, self._read_memory, self._engine.note, self._give_back, self._clock, Impasse(self._engine)
+        )
         self._run: EpochRun | None = None
         self._training = self._waiting = False
         self._epoch = -1
@@ -376,7 +380,10 @@ class Simulation:
             if self._engine.nothing_for(self._run):
                 return
             self._engine.consumer.book(self.now)
-            item = self._engine.next_item(self._run)
+            try:
+                item = self._engine.next_item(self._run)
+            except MemoryLimitError as error:
+                raise OutOfMemory(str(error)) from error
             self._waiting = False
             if item is None:
                 self._begin_epoch()

@@ -75,12 +75,12 @@ class ParquetSource:
         self._footers = FooterCache()
         self._unit_files, self._unit_groups, self._unit_rows, self._bounds = (array("q") for _ in range(4))
         self._kept = array("q")
+        self._dictionary = [name for name in dictionary_columns if name not in self._outside]
         self.file_schemas: list[tuple[str, pa.Schema]] = self._scan()
         """Each distinct schema of a file, partition columns included, with the path of the first file that has it."""
         joined = merge_schemas(self.file_schemas, columns)
         self._width = sum(_cast_width(field, self.file_schemas) for field in joined)
         self._width += sum(map(self._partitions.width, self._outside))
-        self._dictionary = [name for name in dictionary_columns if name not in self._outside]
         self.schema: pa.Schema = _with_dictionaries(joined, dictionary_columns)
 
     def identity(self) -> dict[str, Any]:
@@ -175,7 +175,9 @@ class ParquetSource:
     def _scan(self) -> list[tuple[str, pa.Schema]]:
         """Note all units; the distinct schemas with the first file that has each."""
         schemas: list[tuple[str, pa.Schema]] = []
-        footers = read_footers(self._files, self._columns, self._block_rows, self._footers, self._retries)
+        footers = read_footers(
+            self._files, self._columns, self._dictionary, self._block_rows, self._footers, self._retries
+        )
         for file, footer in enumerate(footers):
             whole = self._with_partitions(file, footer.schema)
             if not any(whole.equals(schema) for _, schema in schemas):

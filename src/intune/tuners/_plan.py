@@ -150,7 +150,7 @@ def best(lines: Sequence[Line], limits: Limits) -> Best:
     upper, bound = _upper(lines, limits, reached)
     by_slots = _largest(upper, lambda rate: _slots(lines, rate) <= limits.slots)
     by_processes = _largest(by_slots, lambda rate: _processes_fit(lines, rate, limits))
-    rate = _largest(by_processes, lambda rate: rate <= limits.rate_in_memory(_held(lines, rate)))
+    rate = _largest(by_processes, lambda rate: rate <= limits.rate_in_memory(_processes(lines, rate)[1]))
     if rate < by_processes:
         return Best(rate, "memory")
     if rate < by_slots:
@@ -187,19 +187,23 @@ def _slots(lines: Sequence[Line], rate: float) -> float:
 
 def _processes_fit(lines: Sequence[Line], rate: float, limits: Limits) -> bool:
     """Whether the processes for a rate are allowed; one for each stage always is."""
-    needs = [(max(1.0, line.need(rate)), line.process_bytes) for line in lines if line.process]
-    if any(math.isinf(need) for need, _ in needs):
-        return False
-    number = sum(math.ceil(need - 1e-6) for need, _ in needs)
-    return number <= max(limits.processes, len(needs)) and _held(lines, rate) <= max(
-        limits.process_bytes, sum(each for _, each in needs)
-    )
+    number, held = _processes(lines, rate)
+    one_each = [line.process_bytes for line in lines if line.process]
+    return number <= max(limits.processes, len(one_each)) and held <= max(limits.process_bytes, sum(one_each))
 
 
-def _held(lines: Sequence[Line], rate: float) -> float:
-    """Bytes of the processes that a rate takes."""
-    needs = [(max(1.0, line.need(rate)), line.process_bytes) for line in lines if line.process]
-    return sum(math.ceil(need - 1e-6) * each for need, each in needs)
+def _processes(lines: Sequence[Line], rate: float) -> tuple[float, float]:
+    """Processes that a rate takes, and the bytes that they hold; infinite where no number of them reaches it."""
+    number = held = 0.0
+    for line in lines:
+        if line.process:
+            needed = line.need(rate)
+            if math.isinf(needed):
+                return math.inf, math.inf
+            each = max(1, math.ceil(needed - 1e-6))
+            number += each
+            held += each * line.process_bytes
+    return number, held
 
 
 def _collapsed(line: Line, lines: Sequence[Line], concurrency: int, rate: float, slots: int) -> float:

@@ -254,10 +254,9 @@ class Model:
         held = sum((stage.processes_live or 0) * (stage.process_resident_bytes or 0) for stage in last.stages)
         rooms = [(math.inf, math.inf)]
         for use in memory_uses(last, budget):
-            if use.used_bytes is None or not use.with_processes:
+            if use.rest_bytes is None or not use.with_processes:
                 continue
-            rest = use.used_bytes - (last.in_flight_bytes or 0) if use.rest_bytes is None else use.rest_bytes
-            room = use.limit_bytes * PLANNED_SHARE - max(0, rest - held)
+            room = use.limit_bytes * PLANNED_SHARE - max(0, use.rest_bytes - held)
             rooms.append((max(0.0, room - use.limit_bytes * ITEMS_SHARE), max(0.0, room)))
         return min(rooms)
 
