@@ -111,7 +111,8 @@ class _Watched:
 
     def snapshot(self) -> Snapshot:
         """Close the window."""
-        self._newest = self._brakes.told(self._engine.snapshot())
+        snapshot = self._engine.snapshot()
+        self._newest = self._brakes.told(snapshot, self._engine.process_bytes()[0])
         return self._newest
 
     def note(self, event: Event) -> None:

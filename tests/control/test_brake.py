@@ -70,10 +70,10 @@ class TestWhatMayBeInFlight:
         brake = Brake()
         brake.observe(Reading(0.0, 10_000, 500, 0, 0))
         said = brake.observe(Reading(1.0, 10_000, 4500, 0, 0, 4000))
-        assert brake.rest_bytes == 4500
+        assert brake.rest_bytes() == 4500
         assert said.in_flight_bytes == (8700 - 4500) // 8
         brake.observe(Reading(2.0, 10_000, 2600, 100, 100, 2000))
-        assert brake.rest_bytes == 2500
+        assert brake.rest_bytes() == 2500
 
     def test_the_growth_of_processes_is_not_laid_to_items(self) -> None:
         charged, room = 2000, 8700 - 3500
@@ -85,7 +85,7 @@ class TestWhatMayBeInFlight:
     def test_what_processes_will_hold_is_left_free_though_it_is_not_used_yet(self) -> None:
         brake = Brake()
         assert brake.observe(Reading(0.0, 10_000, 500, 0, 0, 400, 6000)).in_flight_bytes == (8200 - 6000) // 8
-        assert brake.rest_bytes == 500
+        assert brake.rest_bytes() == 500
         assert brake.observe(Reading(0.1, 10_000, 500, 0, 0, 400, 9000)).in_flight_bytes == 0
         assert not brake.holding
 
@@ -123,12 +123,12 @@ class TestWhatMayBeInFlight:
 
     def test_the_least_rest_is_forgotten_after_ten_seconds(self) -> None:
         brake = Brake()
-        assert brake.rest_bytes is None
+        assert brake.rest_bytes() is None
         brake.observe(Reading(0.0, 1000, 300, 200, 200))
         brake.observe(Reading(10.0, 1000, 400, 100, 100))
-        assert brake.rest_bytes == 100
+        assert brake.rest_bytes() == 100
         brake.observe(Reading(10.125, 1000, 400, 200, 200))
-        assert brake.rest_bytes == 200
+        assert brake.rest_bytes() == 200
 
 
 class TestHoldingBack:
@@ -211,7 +211,7 @@ class TestWhateverIsRead:
             answer = brake.observe(now).in_flight_bytes
             lately = [each for each in given[: index + 1] if now.seconds - each.seconds <= 10.0]
             rest = min(max(0, each.memory_bytes - each.held_bytes) for each in lately)
-            assert brake.rest_bytes == rest
+            assert brake.rest_bytes() == rest
             assert 0 <= answer <= max(0.0, level(0.87, now.limit_bytes, rest) - rest)
 
     @given(readings())
@@ -346,6 +346,14 @@ class TestSeveralLimits:
         assert (brakes.rest_bytes("tree"), brakes.rest_bytes("space")) == (900, 900)
         assert [brake._moments[-1].rest for brake in brakes._brakes.values()] == [400, 900]
 
+    def test_a_process_that_came_up_since_the_last_reading_counts_in_a_snapshot(self) -> None:
+        uses = (MemoryUse(9000, 1400, "tree"), MemoryUse(9000, 1400, "space", with_processes=False))
+        brakes = Brakes()
+        brakes.observe(0.0, uses, Work(processes=500))
+        blank = blank_snapshot([])
+        told = brakes.told(replace(blank, machine=replace(blank.machine, memory=uses)), 1000)
+        assert [use.rest_bytes for use in told.machine.memory] == [1900, 1400]
+
     def test_a_limit_that_is_no_more_is_forgotten(self) -> None:
         brakes = Brakes()
         brakes.observe(0.0, [MemoryUse(1000, 950, "old"), MemoryUse(9000, 100, "new")], Work(900))
@@ -358,7 +366,7 @@ class TestSeveralLimits:
         blank = blank_snapshot([])
         memory = tuple(MemoryUse(5000, 3200, name) for name in ("group", "tree", "new"))
         machine = replace(blank.machine, memory=memory, read_from={"memory_limit_bytes": "group"})
-        told = brakes.told(replace(blank, machine=machine))
+        told = brakes.told(replace(blank, machine=machine), 0)
         assert [use.rest_bytes for use in told.machine.memory] == [3100, 100, None]
         assert told.rest_bytes == 3100
 

@@ -133,14 +133,18 @@ class Brake:
         """Whether nothing is admitted now."""
         return self._holding
 
-    @property
-    def rest_bytes(self) -> int | None:
-        """Memory that items in flight do not explain, for the processes of now; None = nothing measured.
+    def rest_bytes(self, process_bytes: int | None = None) -> int | None:
+        """Memory that items in flight do not explain; None = nothing measured.
 
         What neither they nor processes explain is the least of the last ten seconds.
+
+        Args:
+            process_bytes: What processes hold now; None = what they held at the last reading.
         """
         moments = list(self._moments)  # another thread may ask
-        return _base(moments) if moments else None
+        if not moments:
+            return None
+        return _base(moments if process_bytes is None else [*moments, moments[-1]._replace(processes=process_bytes)])
 
     def forget(self) -> None:
         """Nothing is measured any more: what was is no basis for decisions."""
@@ -223,16 +227,25 @@ class Brakes:
         """The limit for which nothing is admitted now, with what is used of it; None = there is none."""
         return next((self._uses[name] for name, brake in self._brakes.items() if brake.holding), None)
 
-    def rest_bytes(self, limit_from: str | None) -> int | None:
-        """Of what is used of this limit, what items in flight do not explain; None = not known."""
-        brake = self._brakes.get(limit_from) if limit_from is not None else None
-        return None if brake is None else brake.rest_bytes
+    def rest_bytes(self, limit_from: str | None, process_bytes: int | None = None) -> int | None:
+        """Of what is used of this limit, what items in flight do not explain; None = not known.
 
-    def told(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with the rest of each of its limits."""
+        Args:
+            limit_from: Where the limit was read.
+            process_bytes: What worker processes hold now, as one may have started since the last reading; None = what
+                they held at that.
+        """
+        brake = self._brakes.get(limit_from) if limit_from is not None else None
+        if brake is None or limit_from is None:
+            return None
+        return brake.rest_bytes(process_bytes if self._uses[limit_from].with_processes else None)
+
+    def told(self, snapshot: Snapshot, process_bytes: int) -> Snapshot:
+        """A snapshot with the rest of each of its limits, where processes hold so much."""
         machine = snapshot.machine
-        memory = tuple(replace(use, rest_bytes=self.rest_bytes(use.limit_from)) for use in machine.memory)
-        rest = self.rest_bytes(machine.read_from.get("memory_limit_bytes"))
+        rests = {use.limit_from: self.rest_bytes(use.limit_from, process_bytes) for use in machine.memory}
+        memory = tuple(replace(use, rest_bytes=rests[use.limit_from]) for use in machine.memory)
+        rest = self.rest_bytes(machine.read_from.get("memory_limit_bytes"), process_bytes)
         return replace(snapshot, machine=replace(machine, memory=memory), rest_bytes=rest)
 
     def forget(self) -> None:

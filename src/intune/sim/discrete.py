@@ -29,7 +29,7 @@ from intune.pipeline.scheduler import Task as EngineTask
 from intune.pipeline.segment import Context
 from intune.sim.parts import SimClock, SimGather, SimPool, SimSource, blank_block
 from intune.sim.resources import LOCK_TURN_SECONDS, PARTS, Part, Resources, Task
-from intune.sim.scenario import Change, Scenario, SimStage
+from intune.sim.scenario import LARGEST, Change, Scenario, SimStage
 
 SIMULATED = "simulated"
 """Where figures of the machine are read."""
@@ -53,7 +53,8 @@ class _Draws:
             if stage.tail_share:
                 tail = np.where(random.random(DRAWS) < stage.tail_share, stage.tail_factor, 1.0)
                 costs *= tail / (1 + stage.tail_share * (stage.tail_factor - 1))
-            sizes = np.exp(stage.bytes_spread * random.standard_normal(DRAWS) - stage.bytes_spread**2 / 2)
+            away = np.clip(random.standard_normal(DRAWS), -LARGEST, LARGEST)
+            sizes = np.exp(stage.bytes_spread * away - stage.bytes_spread**2 / 2)
             self._left = list(zip(costs.tolist(), sizes.tolist(), strict=True))
         return self._left.pop()
 
@@ -144,7 +145,8 @@ class Simulation:
 
     def snapshot(self) -> Snapshot:
         """Close the window that began at the last call and say what happened in it."""
-        return replace(self._engine.snapshot(), rest_bytes=self._brake.brakes.rest_bytes(SIMULATED))
+        snapshot = self._engine.snapshot()
+        return replace(snapshot, rest_bytes=self._brake.brakes.rest_bytes(SIMULATED, self._engine.process_bytes()[0]))
 
     def apply(self, allocation: Allocation) -> None:
         """Put an allocation into force and return at once."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from intune._errors import PipelineError
-from intune.sim.scenario import Change, Scenario, SimMachine, SimStage
+from intune.sim.scenario import LARGEST, Change, Scenario, SimMachine, SimStage
 
 Random = np.random.Generator
 Modifier = Callable[[Scenario, Random], Scenario]
@@ -168,7 +168,14 @@ def memory(scenario: Scenario, random: Random) -> Scenario:
     least = sum(stage.resident_bytes for stage in scenario.stages if stage.executor == "process")
     room = max(300e6, 12 * largest, need * _log(random, 0.4, 2.0))
     limit = machine.baseline_bytes + 1.3 * least + room
+    # Nobody knows of the largest item before it is there: it must fit into the tenth that is left free.
+    limit = max(limit, 10 * max(_excess(stage) for stage in scenario.stages))
     return replace(scenario, machine=replace(machine, memory_bytes=limit))
+
+
+def _excess(stage: SimStage) -> float:
+    """Bytes by which the largest item may be above the mean."""
+    return stage.rows * stage.row_bytes * (math.exp(LARGEST * stage.bytes_spread - stage.bytes_spread**2 / 2) - 1)
 
 
 def slow_trainer(scenario: Scenario, random: Random) -> Scenario:

@@ -14,6 +14,9 @@ Kind = Literal["source", "map", "flat_map", "shuffle", "batch"]
 Executor = Literal["thread", "process"]
 What = Literal["cost", "bytes", "cpus", "memory", "trainer", "neighbours"]
 
+LARGEST = 3.0
+"""Deviations, of the logarithm, that sizes of items are within: no loader survives one as large as all its memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimStage:
@@ -42,7 +45,7 @@ class SimStage:
         children: Items that a flat_map makes of one.
         kept: Share of the rows of an item that come out, for maps; above 1 it makes rows.
         row_bytes: Bytes of a row that comes out.
-        bytes_spread: Standard deviation of the logarithm of an item's bytes a row.
+        bytes_spread: Standard deviation of the logarithm of an item's bytes a row; none is more than three of them off.
         scratch_bytes: What is needed beside input and output while an item is worked on.
         max_concurrency: The most items at once; None = no limit of its own.
         waits: Whether a map is said to wait and so holds no slot; None = to be found out, as it is for all others.
