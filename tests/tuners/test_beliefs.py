@@ -107,3 +107,13 @@ def test_what_threads_lose_to_the_lock_is_no_slowness_of_their_own() -> None:
 def test_stages_that_start_processes_teach_too() -> None:
     starts = replace(stage("a", 1.0, 1.0, executor="process"), processes_live=1, processes_starting=1)
     assert learnt(starts).stages["a"].fit.curve[0] == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(("starved", "held_up"), [(1.0, 0.7), (0.0, 0.0)])
+def test_a_stage_is_held_up_only_while_the_training_loop_waits(starved: float, held_up: float) -> None:
+    held = replace(stage("a", 4.0, 1.0), wait_share={"order": 0.5, "room": 0.2, "input": 0.3})
+    beliefs = Beliefs(forgetting=0.97, noise=0.05, least_items=4)
+    for _ in range(30):
+        seen = window(held)
+        beliefs.learn(replace(seen, consumer=replace(seen.consumer, wait_share=starved)))
+    assert beliefs.stages["a"].held_up == pytest.approx(held_up, abs=0.01)

@@ -159,3 +159,15 @@ def test_worker_processes_do_not_crowd_out_the_items_they_are_to_work_on() -> No
     limit = machine.memory_bytes
     assert limit is not None
     assert trace.peak_bytes <= limit
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_source_that_order_holds_up_makes_up_for_it_in_the_rest_of_the_time(seed: int) -> None:
+    """A network that all fetches share, and behind it items of which some take ten times as long."""
+    fetch = SimStage("read", "source", network_bytes=10e6, wait_seconds=0.06, cpu_seconds=0.002)
+    work = SimStage("work", cpu_seconds=0.07, spread=0.5, tail_share=0.05, tail_factor=10.0)
+    machine = SimMachine(cpus=8, network_stream_bytes_per_second=200e6)
+    pipeline = Scenario("held up", (fetch, work), machine, seed=seed)
+    trace = play(pipeline, Model(), 34)
+    assert rate(trace) >= 0.85 * rate(play(pipeline, Shared(), 34))
+    assert "those behind it hold it up" in str([line["reasons"] for line in trace.lines if "reasons" in line])

@@ -13,6 +13,9 @@ LOCK_FREE_SECONDS, LOCK_HELD_SECONDS = 3e-4, 2e-3
 CONTENDS = 0.1
 """Share of its time lost to the lock from which a stage counts as one that wants it."""
 
+STARVED = 0.05
+"""Share of waiting of the training loop from which more is wanted at all."""
+
 NEWEST = 0.3
 """Weight of the newest window in running means."""
 
@@ -32,6 +35,8 @@ class Belief:
         busy: Items at once in the last window that taught something.
         saturated: The largest concurrency at which it was seen fully used; None = never.
         process_bytes: What one of its processes holds.
+        held_up: Share of the time in which those behind it had no place for its items, a running mean of the windows
+            in which the training loop waited all the same: what it can do in the rest of the time counts.
     """
 
     info: StageInfo
@@ -41,6 +46,7 @@ class Belief:
     busy: float = 0.0
     saturated: int | None = None
     process_bytes: int = 0
+    held_up: float = 0.0
 
 
 class Beliefs:
@@ -90,6 +96,9 @@ class Beliefs:
         belief.busy = min(stage.in_hand_mean or stage.busy_seconds / snapshot.window_seconds, MOST_BUSY)
         belief.saturated = stage.saturated_concurrency
         belief.process_bytes = stage.process_resident_bytes or belief.process_bytes
+        if snapshot.consumer.wait_share > STARVED:
+            held_up = stage.wait_share.get("order", 0.0) + stage.wait_share.get("room", 0.0)
+            belief.held_up = _mean(belief.held_up, min(1.0, held_up))
         if cpu is not None:
             belief.cpu_seconds = _mean(belief.cpu_seconds, min(cpu, seconds))
         own = (1 - lost_share) / (stage.source_rows_per_item or 1.0)

@@ -8,15 +8,12 @@ with a few more or less, that is tried for one decision (`Trials`).
 from collections.abc import Mapping
 
 from intune._values import Budget, Snapshot, StageSnapshot
-from intune.tuners._beliefs import Belief
+from intune.tuners._beliefs import STARVED, Belief
 from intune.tuners._plan import Line
 from intune.tuners._rows import most_useful
 
 MOST_AT_ONCE = 3
 """With fewer CPUs than this there is nothing to find out."""
-
-STARVED = 0.05
-"""Share of waiting of the training loop from which more is wanted at all."""
 
 LEAST_LEVEL = 1.5
 """Items at once of which half can tell anything."""

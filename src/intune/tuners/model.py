@@ -35,10 +35,10 @@ from dataclasses import replace
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, memory_uses
-from intune.tuners._beliefs import NEWEST, Belief, Beliefs, computes_on_threads
+from intune.tuners._beliefs import NEWEST, STARVED, Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
 from intune.tuners._rows import in_force, most_useful, rows_of_source_row
-from intune.tuners._trials import STARVED, Ramp, Trials
+from intune.tuners._trials import Ramp, Trials
 
 HOLDS_LOCK = 0.2
 """Share of a stage's CPU time in which it holds the lock, from which it is given no more threads than it can use."""
@@ -55,6 +55,9 @@ SURE = 2.5
 HELD_BACK, FULL = 0.3, 0.8
 """Share of a window in which only memory kept items back, from which it is taken to set the rate, unless processes are
 busy for more than the second."""
+
+MOST_HELD_UP = 0.9
+"""Share of the time in which a stage is held up that is counted at most."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
@@ -309,6 +312,9 @@ class Model:
         if line.process:
             return wanted, f"{busy}; each process more costs memory"
         if line.slows:
+            bursts, held_up = self._in_bursts(line, wanted, need), self.beliefs[line.name].held_up
+            if bursts > wanted:
+                return bursts, f"{busy} on average, in bursts: those behind it hold it up {held_up:.0%} of the time"
             # Even where its rate still rises, all that come at once would hold up each other.
             said = f"{line.seconds(need) * 1e3:.3g} ms a source row at the {need:.2f} that it needs"
             all_at_once = line.seconds(when_open) * 1e3
@@ -320,6 +326,13 @@ class Model:
         if wanted > when_open:
             return wanted, f"{busy}, more than its share of the threads"
         return None, f"open: {busy}, a limit would not help"
+
+    def _in_bursts(self, line: Line, wanted: int, need: float) -> int:
+        """What a stage needs that can work only part of the time, if it isn't surely slower with so many at once."""
+        belief = self.beliefs[line.name]
+        level = min(line.most, math.ceil(need / (1 - min(MOST_HELD_UP, belief.held_up))))
+        surely_slower = level > wanted and belief.fit.slows(wanted, level, level / wanted - 1, SURE)
+        return wanted if surely_slower else level
 
     def _learn_slots(self, found: Best, snapshot: Snapshot, budget: Budget) -> None:
         """A training loop that had to wait though it was thought to take no more needs twice the slots."""
@@ -365,8 +378,10 @@ class Model:
             given = now.concurrency[name]
             if wanted is None and given is not None:
                 return True
-            if wanted is not None and _too_much(self._at_most(name, given, budget), wanted):
-                return True
+            if wanted is not None:
+                has = self._at_most(name, given, budget)
+                if _too_much(has, wanted) or (snapshot.consumer.wait_share > STARVED and _too_much(wanted, has)):
+                    return True
         return False
 
 
