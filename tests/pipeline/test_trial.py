@@ -21,7 +21,7 @@ def test_a_short_first_item_is_left_out() -> None:
 
 
 def test_a_few_short_items_in_a_row_must_look_as_if_they_waited_before_the_next_run_alone() -> None:
-    """One of a tenth of a millisecond takes ten times as long where it loses its turn once, and the others would wait."""
+    """One of a tenth of a millisecond takes ten times as long where it loses its turn once."""
     trial = Trial()
     seen = []
     for _ in range(1 + Trial.LOOKS):  # the first is left out
