@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from intune.pipeline.calls import Failure
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge, Forecast, Ledger
-from intune.pipeline.segment import Context, Delivery, Segment, Sequence
+from intune.pipeline.segment import PAUSE_SHARE, Context, Delivery, Segment, Sequence
 from intune.pipeline.sequence import BatchSequencer, ReplayLog, Sequencer, ShuffleSequencer
 from intune.testing import ManualClock
 
@@ -67,6 +67,54 @@ class TestSegment:
             segment.arrived(begun(segment, root))
         assert (len(delivery.ready), segment.has_room(), segment.few_ready()) == (most, False, False)
         delivery.ready.popleft()
+        assert segment.has_room()
+
+    @staticmethod
+    def waiting(segment: Segment, delivery: Delivery) -> int:
+        """Batches that wait once there is no more room."""
+        while segment.has_room():
+            segment.arrived(begun(segment, segment.next_root))
+        return len(delivery.ready)
+
+    @staticmethod
+    def take(delivery: Delivery, count: int) -> None:
+        for _ in range(count):
+            delivery.taking()
+            delivery.ready.popleft()
+
+    @pytest.mark.parametrize(("budget", "prefetch", "most"), [(1000, None, 16), (None, None, 4), (1000, 3, 3)])
+    def test_more_may_wait_for_a_consumer_that_had_all_there_was_before_it_paused(
+        self, budget: int | None, prefetch: int | None, most: int
+    ) -> None:
+        setting = context(at_once=4, budget=budget, prefetch=prefetch)
+        delivery = Delivery(setting, 0, lambda: None)
+        segment = Segment(setting, 1, 0, delivery, set())
+        first = self.waiting(segment, delivery)
+        assert first == (prefetch or 4)  # nothing was taken yet: it may be an epoch that is begun ahead
+        self.take(delivery, first)
+        assert self.waiting(segment, delivery) == most
+
+    def test_but_not_for_one_that_finds_enough_whenever_it_comes(self) -> None:
+        setting = context(at_once=4, budget=1000)
+        delivery = Delivery(setting, 0, lambda: None)
+        segment = Segment(setting, 1, 0, delivery, set())
+        for _ in range(9):
+            assert self.waiting(segment, delivery) == 4
+            self.take(delivery, 2)
+        self.take(delivery, 2)
+        assert self.waiting(segment, delivery) == 16
+        self.take(delivery, 14)  # it found enough: that it is the faster one has to show anew
+        assert self.waiting(segment, delivery) == 4
+
+    def test_nor_while_items_in_flight_hold_half_of_what_they_may(self) -> None:
+        setting = context(at_once=4, budget=1000)
+        delivery = Delivery(setting, 0, lambda: None)
+        segment = Segment(setting, 1, 0, delivery, set())
+        self.waiting(segment, delivery)
+        self.take(delivery, 4)
+        charge = segment.keep(500)
+        assert self.waiting(segment, delivery) == 4
+        setting.ledger.release(charge)
         assert segment.has_room()
 
     def test_on_a_device_there_is_room_for_two_unless_more_were_chosen(self) -> None:
@@ -406,7 +454,14 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert not any(hand.forced and not hand.read for hand in self.live.values())
         if ledger.budget is not None and not segment.forecast.known:
             assert segment.live == 0
-        assert len(self.delivery.ready) < (self.context.prefetch or self.context.at_once)
+        waiting, prefetch = len(self.delivery.ready), self.context.prefetch
+        if prefetch is not None or waiting < self.context.at_once:
+            assert waiting < (prefetch or self.context.at_once)
+        else:  # for a consumer that is the faster one, with half of the memory left
+            assert waiting < PAUSE_SHARE * self.context.at_once
+            assert self.delivery.short
+            assert ledger.budget is not None
+            assert 2 * ledger.charged < ledger.budget
         path, bound = (draw.root, draw.given), draw.unit.bound
         item = segment.begin(path, draw.root, segment.forecast, bound, lambda: f"unit {draw.root}")
         made = draw.unit.gives[draw.drawn] if draw.drawn < len(draw.unit.gives) else None
@@ -465,6 +520,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive and self.delivery.ready)
     @rule()
     def take(self) -> None:
+        self.delivery.taking()
         item = self.delivery.ready.popleft()
         assert item.payload is self.to_come.pop(0)
         assert (item.failure is not None) == (item.payload.fails)

@@ -20,6 +20,23 @@ def test_a_short_first_item_is_left_out() -> None:
     assert not trial.suspected
 
 
+def test_a_few_short_items_in_a_row_must_look_as_if_they_waited_before_the_next_run_alone() -> None:
+    """One of a tenth of a millisecond takes ten times as long where it loses its turn once."""
+    trial = Trial()
+    seen = []
+    for _ in range(1 + Trial.LOOKS):  # the first is left out
+        assert trial.add(wall=0.001, cpu=0.0001, queued=0.0, counts=trial.counts) is None
+        seen.append(trial.wants_alone)
+    assert seen == [False] * Trial.LOOKS + [True]
+
+
+def test_one_of_these_that_computes_settles_it() -> None:
+    trial = Trial()
+    for _ in range(Trial.LOOKS):
+        trial.add(wall=0.001, cpu=0.0001, queued=0.0)
+    assert trial.add(wall=0.0001, cpu=0.0001, queued=0.0) is False
+
+
 def test_items_that_ran_alone_show_that_it_waits() -> None:
     trial = Trial()
     assert trial.add(wall=LONG, cpu=0.0, queued=0.0, counts=trial.counts) is None

@@ -261,7 +261,9 @@ class Pipeline:
             on_error: "skip" leaves out what a function or the reader fails on, counts and names it.
             journal: Path of the file that each decision is written to; None = memory only.
             max_ahead: The most items past the lowest unfinished one; None = slots + max(4, slots // 2).
-            prefetch: Batches that may wait for the consumer; None = as many as may be worked on at once.
+            prefetch: Batches that may wait for the consumer; None = as many as may be worked on at once, and up to
+                four times as many for a consumer that pauses though it is the faster one, while they and all else in
+                flight hold less than half of what they may.
 
         Raises:
             PipelineError: If options contradict each other or the chain, or the journal cannot be written.

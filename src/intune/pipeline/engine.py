@@ -39,7 +39,7 @@ class EngineOptions:
         share: Seed and rank.
         ordered: Whether order is restored.
         skip: Whether failures are left out.
-        prefetch: Batches that may wait for the consumer; None = as many as may be worked on at once.
+        prefetch: Batches that may wait for the consumer; None = `Segment.has_room` decides.
         max_ahead: The most items past the lowest unfinished one; None = from the slots.
         epochs: Number of epochs that will be asked for; None = unknown.
     """

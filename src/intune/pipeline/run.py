@@ -199,6 +199,7 @@ class EpochRun:
     def take(self) -> Item:
         """The next item for the consumer; there is one. Its bytes are not ours any more."""
         item = self.delivery.ready[0]
+        self.delivery.taking()
         # Noted before it leaves the queue: an interrupt in between finds it there.
         self.root, self._whole = (item.position, item.before), item.count if item.failure is None else None
         self.delivery.ready.popleft()

@@ -21,6 +21,9 @@ from intune.pipeline.stage import LiveStage
 DEVICE_READY = 2
 """Batches that may wait for the consumer before no more are put on its device, unless the user says how many."""
 
+PAUSE_SHARE = 4
+"""How many times as many may wait for a consumer that pauses though it is the faster one, while memory is plentiful."""
+
 
 def _no_probe(seconds: float) -> Probe:
     raise NotImplementedError("no way to measure waits for the interpreter lock was given")
@@ -34,7 +37,7 @@ class Context:
         clock: Time.
         ledger: Bytes in flight.
         ordered: Whether order is restored.
-        prefetch: Batches that may wait for the consumer; None = `at_once`.
+        prefetch: Batches that may wait for the consumer; None = `at_once`, or more (see `Segment.has_room`).
         max_ahead: The most items past the lowest unfinished one.
         at_once: Items that may be worked on at once: as many as there are slots, or as a waiting stage may; at least 2.
         skip: Whether failures are left out.
@@ -162,11 +165,19 @@ class Segment:
         Unless the user said how many that are, as many may wait as may be worked on at once, if there is memory: a
         consumer that pauses finds them when it goes on. If only few could, all would begin at once when these are
         taken, in bursts; of more than that the caches would hold none.
+
+        A consumer that takes all there is, and faster, makes up for its pauses (to evaluate, to save) with what was
+        made meanwhile. So more may wait for it, while items in flight hold less than half of what they may.
         """
         if not isinstance(self.end, Delivery):
             return True
-        most = self.context.prefetch
-        return len(self.end.ready) < (self.context.at_once if most is None else most)
+        waiting, most = len(self.end.ready), self.context.prefetch
+        if most is not None:
+            return waiting < most
+        most, ledger = self.context.at_once, self.context.ledger
+        if waiting < most or not self.end.short:
+            return waiting < most
+        return waiting < PAUSE_SHARE * most and ledger.budget is not None and 2 * ledger.charged < ledger.budget
 
     def few_ready(self) -> bool:
         """Whether so few batches wait for the consumer that one more may be put on its device."""
@@ -332,9 +343,13 @@ class Delivery:
         context: What all runs share.
         drop: Items (samples one by one) at the start that the consumer has had before.
         wake: Called when something new is ready, or the end is reached.
+
+    Attributes:
+        short: Whether the consumer took the last one there was since it last found as many as may be worked on at once.
     """
 
     full = False
+    short = False
 
     def __init__(self, context: Context, drop: int, wake: Callable[[], None]) -> None:
         self.ready: deque[Item] = deque()
@@ -369,6 +384,11 @@ class Delivery:
                 item.payload, item.keys, item.rows = None, None, 0
         self.ready.append(item)
         self._wake()
+
+    def taking(self) -> None:
+        """The consumer takes the first that is ready."""
+        waiting = len(self.ready)
+        self.short = waiting == 1 or (self.short and waiting < self._context.at_once)
 
     def finish(self) -> None:
         """The epoch has ended."""

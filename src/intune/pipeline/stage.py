@@ -143,18 +143,23 @@ class Trial:
     A stage waits if *each* item measured spent more than `SHARE` of its wall time neither computing nor ready
     to compute. One item that computed settles that it does not: what disturbs a measurement (a busy
     machine, another holder of the interpreter lock) makes an item look as if it waited, never the opposite.
-    So items are measured among others until one looks as if it waited; from then on they run alone. Those that were
+    So items are measured among others until it looks as if they waited; from then on they run alone. Those that were
     under way by then still run beside others, perhaps for the same lock: they count only if they computed.
+    To run alone costs the pipeline all that it could do meanwhile. One short item that seems to have waited is no
+    reason for that, as it may just have lost its turn once: a few in a row are, or one that took long.
     """
 
     ITEMS, SECONDS, SHARE, LIFTED_SHARE = 4, 0.2, 0.7, 0.95
+    LOOKS = 3
+    """So many short items in a row must look as if they waited."""
     PATIENCE_SECONDS = 1.0
     """An item that takes longer has the others let go on beside it (it may even wait for them)."""
 
     items: int = 0
     wall: float = 0.0
+    looks: int = 0
     suspected: bool = False
-    """An item looked as if it waited: the next ones run alone."""
+    """It looks as if its items waited: the next ones run alone."""
     lifted: bool = False
     """Others run beside it again, so that only an item that hardly computes at all counts as waiting."""
 
@@ -185,7 +190,8 @@ class Trial:
         if own <= 0 or (own - cpu) / own <= share:
             return False
         if not self.suspected:
-            self.suspected = True
+            self.looks += 1
+            self.suspected = own >= self.SECONDS or self.looks >= self.LOOKS
             return None
         if not counts:
             return None
