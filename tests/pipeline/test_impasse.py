@@ -135,7 +135,8 @@ class TestWhatItSays:
     def test_a_single_item(self, ops: tuple[Op, ...]) -> None:
         tight, said = stuck(ops, 10)
         assert re.search(
-            r"hold \d+ (bytes|KiB), and the next one of '[a-z]+' takes about \d+ (bytes|KiB) more. Nothing is left", said
+            r"hold \d+ (bytes|KiB), and the next one of '[a-z]+' takes about \d+ (bytes|KiB) more. Nothing is left",
+            said,
         )
         tight.close()
 
