@@ -30,8 +30,8 @@ share of them by itself: fewer slots for the loader only made it slower in all t
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, memory_uses
@@ -63,6 +63,25 @@ PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What the last proposal came from.
+
+    Attributes:
+        lines: The stages that were measured, as far as rates go.
+        best: The most that the pipeline can deliver by it; None while nothing was measured.
+        begins: Stages that have few at once to begin with.
+        tried: The stage that a trial was made of; None = none.
+        changed: Stages that were found to have changed in the last window.
+    """
+
+    lines: Sequence[Line] = ()
+    best: Best | None = None
+    begins: frozenset[str] = frozenset()
+    tried: str | None = None
+    changed: frozenset[str] = frozenset()
+
+
 class Model:
     """Fits how stages depend on concurrency and proposes what is best by it.
 
@@ -74,6 +93,9 @@ class Model:
             is found to have changed. 0 = no trials, and stages do not begin with few at once either.
         least_items: Completions below which a stage's window teaches nothing.
         noise: Deviation of a window's seconds as a share, however many items it has.
+
+    Attributes:
+        opinion: What the last proposal came from.
     """
 
     def __init__(
@@ -100,6 +122,7 @@ class Model:
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
         self._bytes_per_rate: float | None = None  # what items in flight held for each source row a second
+        self.opinion = Opinion()
         self._known: tuple[Budget, list[Line]] | None = None  # of the last window: lines cost most of a decision
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
@@ -114,10 +137,12 @@ class Model:
             self._learn_bytes(snapshot, bool(changed))
         lines = self._lines(budget)
         self._known = budget, lines
+        self.opinion = Opinion(lines, None, frozenset(ramped), None, changed)
         if not lines:
             return _at_most(_all_open(snapshot, budget), ramped, budget)
         self._slowing = {line.name for line in lines if line.slows}
         found, within = self._bests(lines, budget)
+        self.opinion = replace(self.opinion, best=within)
         self._learn_slots(found, snapshot, budget)
         target = self._solve(lines, found, within, snapshot, budget)
         if ramped:
@@ -361,6 +386,7 @@ class Model:
         level = self._trials.level(belief, line, now, snapshot, changed)
         if level is None:
             return None
+        self.opinion = replace(self.opinion, tried=line.name)
         reason = f"a trial at {level} instead of {now}: it might be faster"
         return replace(
             target,
