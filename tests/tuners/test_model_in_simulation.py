@@ -171,3 +171,13 @@ def test_a_source_that_order_holds_up_makes_up_for_it_in_the_rest_of_the_time(se
     trace = play(pipeline, Model(), 34)
     assert rate(trace) >= 0.85 * rate(play(pipeline, Shared(), 34))
     assert "those behind it hold it up" in str([line["reasons"] for line in trace.lines if "reasons" in line])
+
+
+def test_a_stage_that_one_alone_is_enough_for_gets_one_where_two_would_take_slots_from_others() -> None:
+    hinders = SimStage("hinders", cpu_seconds=0.0047, contention=0.1, coherency=0.4, spread=0.1)
+    work = SimStage("work", cpu_seconds=0.008, spread=0.3)
+    pipeline = Scenario("two", (replace(READ, cpu_seconds=0.004), work, hinders), SimMachine(cpus=2))
+    trace = play(pipeline, Model(), 30)
+    assert rate(trace) >= 0.97 * rate(play(pipeline, Static({"hinders": 1}), 30))
+    assert rate(trace) > 1.05 * rate(play(pipeline, Shared(), 30))
+    assert {each.concurrency["hinders"] for each in trace.intervals[16:]} == {1}

@@ -118,3 +118,42 @@ class Trials:
         self._pause *= TRY_LESS
         self._since = 0
         return max(hoped, key=lambda level: hoped[level])
+
+
+class OneMore:
+    """Tries one process more where memory is thought to set the rate, though all processes of the stage are busy.
+
+    How many bytes of items a rate takes is known from above only while items aren't what it waits for. The process
+    needs time to start, so this goes on for some decisions; each time the pause after it gets longer.
+
+    Args:
+        every: Decisions at least between two; four times as many after each further one. 0 = none at all.
+    """
+
+    LASTS = 6
+    """Decisions that a trial takes."""
+
+    def __init__(self, every: int) -> None:
+        self._every = self._pause = every
+        self._since = self._left = 0
+        self._level = 0
+
+    def level(self, now: int, busy: bool, changed: bool) -> int | None:
+        """What the stage is to be tried at; None = what it would get.
+
+        Args:
+            now: What it would get.
+            busy: Whether all its processes are, and the training loop waits.
+            changed: Whether a stage was found to have changed: then trials may pay again.
+        """
+        if changed:
+            self._pause, self._left = self._every, 0
+        if self._left:
+            self._left -= 1
+            return self._level if self._level > now else None
+        self._since += 1
+        if not self._every or self._since <= self._pause or not busy:
+            return None
+        self._pause *= TRY_LESS
+        self._since, self._left, self._level = 0, self.LASTS - 1, now + 1
+        return self._level

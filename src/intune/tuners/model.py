@@ -38,7 +38,7 @@ from intune._values import Allocation, Budget, Snapshot, memory_uses
 from intune.tuners._beliefs import NEWEST, STARVED, Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
 from intune.tuners._rows import in_force, most_useful, rows_of_source_row
-from intune.tuners._trials import Ramp, Trials
+from intune.tuners._trials import OneMore, Ramp, Trials
 
 HOLDS_LOCK = 0.2
 """Share of a stage's CPU time in which it holds the lock, from which it is given no more threads than it can use."""
@@ -52,9 +52,9 @@ SLOWS, STILL_SLOWS = 1.25, 1.1
 SURE = 2.5
 """Deviations by which a slow-down must be above chance for a stage to get a limit."""
 
-HELD_BACK, FULL = 0.3, 0.8
+HELD_BACK, FULL, ALL_BUSY = 0.3, 0.8, 0.95
 """Share of a window in which only memory kept items back, from which it is taken to set the rate, unless processes are
-busy for more than the second."""
+busy for more than the second; and from where on one more of them might be of use."""
 
 MOST_HELD_UP = 0.9
 """Share of the time in which a stage is held up that is counted at most."""
@@ -95,6 +95,7 @@ class Model:
         self._margin, self._keep = margin, keep
         self._learnt = Beliefs(forgetting, noise, least_items)
         self._trials = Trials(try_every, 1 / keep)
+        self._one_more = OneMore(try_every)
         self._ramp = Ramp() if try_every else None
         self._slowing: set[str] = set()  # stages that were last found to slow down
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
@@ -123,6 +124,8 @@ class Model:
         if ramped:
             return _at_most(target, ramped, budget)
         if tried := self._trial(lines, found, target, snapshot, budget, bool(changed)):
+            return tried
+        if within.bound == "memory" and (tried := self._with_one_more(lines, target, snapshot, bool(changed))):
             return tried
         now = Allocation(in_force(snapshot), min(snapshot.allocation.slots, budget.cpus))
         reached = self._rate(lines, now, budget) / within.rate if within.rate > 0 else 1.0
@@ -312,6 +315,8 @@ class Model:
         if line.process:
             return wanted, f"{busy}; each process more costs memory"
         if line.slows:
+            if found.bound == "slots" and line.holds_slot and need < 1:
+                wanted = 1  # a second one would slow down the first and take a slot from all others
             bursts, held_up = self._in_bursts(line, wanted, need), self.beliefs[line.name].held_up
             if bursts > wanted:
                 return bursts, f"{busy} on average, in bursts: those behind it hold it up {held_up:.0%} of the time"
@@ -331,8 +336,9 @@ class Model:
         """What a stage needs that can work only part of the time, if it isn't surely slower with so many at once."""
         belief = self.beliefs[line.name]
         level = min(line.most, math.ceil(need / (1 - min(MOST_HELD_UP, belief.held_up))))
-        surely_slower = level > wanted and belief.fit.slows(wanted, level, level / wanted - 1, SURE)
-        return wanted if surely_slower else level
+        if level <= wanted + 1 or belief.fit.slows(wanted, level, level / wanted - 1, SURE):
+            return wanted
+        return level
 
     def _learn_slots(self, found: Best, snapshot: Snapshot, budget: Budget) -> None:
         """A training loop that had to wait though it was thought to take no more needs twice the slots."""
@@ -368,6 +374,24 @@ class Model:
             reasons={**target.reasons, line.name: reason},
         )
 
+    def _with_one_more(
+        self, lines: list[Line], target: Allocation, snapshot: Snapshot, changed: bool
+    ) -> Allocation | None:
+        """The target with one process more for the stage that has most, if that is worth trying."""
+        most = max((line for line in lines if line.process), key=lambda line: target.concurrency[line.name] or 0)
+        stage = next(stage for stage in snapshot.stages if stage.name == most.name)
+        busy = stage.in_hand_mean > ALL_BUSY * (stage.processes_live or 1) and snapshot.consumer.wait_share > STARVED
+        now = target.concurrency[most.name]
+        level = None if now is None or now >= most.most else self._one_more.level(now, busy, changed)
+        if level is None:
+            return None
+        reason = f"a trial at {level} instead of {now}: all are busy, and what memory allows is known from below only"
+        return replace(
+            target,
+            concurrency={**target.concurrency, most.name: level},
+            reasons={**target.reasons, most.name: reason},
+        )
+
     def _differs(self, now: Allocation, target: Allocation, snapshot: Snapshot, budget: Budget) -> bool:
         """Whether what is in force holds much more than is wanted, or has limits where none are, or is too little."""
         if _too_much(now.slots, target.slots):
@@ -380,6 +404,8 @@ class Model:
                 return True
             if wanted is not None:
                 has = self._at_most(name, given, budget)
+                if given is None and has > wanted:
+                    return True
                 if _too_much(has, wanted) or (snapshot.consumer.wait_share > STARVED and _too_much(wanted, has)):
                     return True
         return False
