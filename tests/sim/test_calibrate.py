@@ -15,7 +15,18 @@ import pytest
 import intune
 from intune._errors import PipelineError, SourceError
 from intune._values import Allocation, Budget, Snapshot
-from intune.sim import Calibration, Scenario, SimMachine, SimStage, Trace, calibrate, calibrate_journal, play, scenario
+from intune.sim import (
+    Calibration,
+    Change,
+    Scenario,
+    SimMachine,
+    SimStage,
+    Trace,
+    calibrate,
+    calibrate_journal,
+    play,
+    scenario,
+)
 from intune.sim.calibrate import calibrate_lines
 from intune.sim.seen import windows
 from intune.sim.sweep import Sweep
@@ -126,11 +137,11 @@ class TestRefused:
         with pytest.raises(PipelineError, match=said):
             plain.what_if(**asked)
 
-    def test_more_than_twice_of_what_a_stage_was_seen_working_on(self, plain: Calibration) -> None:
-        most = 2 * plain.seen["read"]
-        said = f"stage 'read': {most + 1} at once is more than 2 times the {plain.seen['read']} that it was seen"
-        with pytest.raises(PipelineError, match=said):
-            plain.what_if(concurrency={"read": most + 1})
+    def test_more_than_twice_of_what_a_stage_was_seen_working_on(self) -> None:
+        held = calibrate_lines(play(PLAIN, Static({"bent": 2}), 30).lines)
+        with pytest.raises(PipelineError, match="stage 'bent': 5 at once is more than 2 times the 2 that it was seen"):
+            held.what_if(concurrency={"bent": 5})
+        held.what_if(concurrency={"bent": 4})
 
     def test_what_a_stage_would_come_to(self) -> None:
         held = calibrate_lines(play(PLAIN, Static({"bent": 2}), 30).lines)
@@ -149,11 +160,157 @@ class TestRefused:
             plain.what_if(tuner=Fails())
 
 
+class TestWhatWasRun:
+    """It is answered as it was measured, whatever else is refused."""
+
+    def test_the_default_question_is_what_ran_best(self, plain: Calibration) -> None:
+        said = plain.what_if()
+        assert said.measured_seconds == plain.best.seconds
+        assert said.rows_per_second == max(each.measured for each in plain.held)
+        assert said.low < said.rows_per_second < said.high
+
+    @pytest.mark.parametrize("tuner", ["model", "shared"])
+    def test_every_allocation_that_was_held(self, tuner: str) -> None:
+        """Also where a stage that waits was open, and might have more at once than it ever came to."""
+        fetch = SimStage("fetch", wait_seconds=0.2, waits=True)
+        drawn = replace(PLAIN, stages=(PLAIN.stages[0], fetch, *PLAIN.stages[2:]))
+        found = calibrate_lines(play(drawn, tuner, 40).lines)
+        assert found.seen["fetch"] < 60
+        for one in found.held:
+            limits = {name: value for name, value in one.concurrency.items() if value is not None}
+            said = found.what_if(concurrency=limits) if limits else found.what_if(tuner="shared")
+            assert (said.rows_per_second, said.measured_seconds) == (one.measured, one.seconds)
+
+    def test_more_slots_are_another_question(self, plain: Calibration) -> None:
+        assert replace(plain, fits=plain.fits[:1]).what_if(cpus=12).measured_seconds is None
+
+
+class TestDoesNotFit:
+    """What a simulator says of what was measured is held against that, before anything else is asked of it."""
+
+    @staticmethod
+    def off(plain: Calibration, times: float, visits: int = 4) -> Calibration:
+        """One allocation off by so much."""
+        first, *others = plain.held
+        wrong = first._replace(simulated=first.measured * times, deviation=0.03, visits=visits)
+        return replace(plain, fits=plain.fits[:1], held=(wrong, *others))
+
+    def test_one_that_fits_has_no_misfits(self, plain: Calibration) -> None:
+        assert plain.misfits == ()
+        assert plain.error < 0.1
+
+    def test_a_level_that_is_off_is_named_and_widens_the_interval_on_its_side(self, plain: Calibration) -> None:
+        asked = {"bent": 3, "work": 7}
+        usual = replace(plain, fits=plain.fits[:1]).what_if(concurrency=asked)
+        over, under = self.off(plain, 1.3), self.off(plain, 1 / 1.3)
+        assert [each.off for each in over.misfits] == [pytest.approx(0.262, abs=0.01)]
+        low, high = over.what_if(concurrency=asked).low, under.what_if(concurrency=asked).high
+        assert low == pytest.approx(usual.rows_per_second / 1.3, rel=0.01)
+        assert high == pytest.approx(usual.rows_per_second * 1.3, rel=0.01)
+        assert over.what_if(concurrency=asked).high == pytest.approx(usual.high, rel=0.01)
+
+    @pytest.mark.parametrize("times", [1.8, 1 / 1.8])
+    def test_where_it_is_off_by_half_nothing_is_simulated(self, plain: Calibration, times: float) -> None:
+        wrong = self.off(plain, times)
+        with pytest.raises(PipelineError, match="the simulator does not fit this pipeline, so only what was"):
+            wrong.what_if(concurrency={"bent": 3, "work": 7})
+        assert wrong.what_if().rows_per_second == plain.best.measured
+
+    def test_what_was_held_once_may_have_been_disturbed(self, plain: Calibration) -> None:
+        once = self.off(plain, 1.8, visits=1)
+        said = once.what_if(concurrency={"bent": 3, "work": 7})
+        assert said.low < said.rows_per_second / 1.7
+
+    def test_work_that_changes_makes_everything_unsure(self) -> None:
+        """Four times dearer from the middle on: what comes next is one or the other, and both are in the interval."""
+        stages = (SimStage("read", "source", cpu_seconds=0.001), SimStage("work", cpu_seconds=0.04))
+        changing = Scenario("c", stages, SimMachine(cpus=4), changes=(Change(45.0, "cost", 4.0, "work"),))
+        found = calibrate_lines(play(changing, Sweep(2.0), 90).lines)
+        said = found.what_if(concurrency={"work": 3})
+        assert said.low < 19
+        assert said.high > 74
+        assert any("from one time to the next: the work changes" in note for note in found.notes)
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Scenario:
+    stages = (
+        SimStage("read", "source", cpu_seconds=0.0005),
+        SimStage("apart", executor="process", cpu_seconds=0.04, start_seconds=0.2),
+        SimStage("sort", cpu_seconds=0.01),
+    )
+    return Scenario("crowded", stages, SimMachine(cpus=4), changes=(Change(0.0, "neighbours", 2.0),))
+
+
+@pytest.fixture(scope="module")
+def in_a_crowd(crowded: Scenario) -> Calibration:
+    return calibrate_lines(swept(crowded).lines)
+
+
+class TestOthers:
+    """Other programs on the machine."""
+
+    def test_they_are_found_and_said(self, in_a_crowd: Calibration) -> None:
+        assert in_a_crowd.scenario.changes[0].value == pytest.approx(2.0, rel=0.1)
+        said = (
+            "other programs wanted about 2.0 of the 4 CPUs while this one did; taken to go on so, also with more CPUs"
+        )
+        assert any(note.startswith(said) for note in in_a_crowd.notes)
+
+    @pytest.mark.parametrize("asked", [{"apart": 1, "sort": 1}, {"apart": 3, "sort": 1}, {"apart": 3}])
+    def test_what_processes_wait_for_cpus_is_not_counted_twice(
+        self, crowded: Scenario, in_a_crowd: Calibration, asked: dict[str, int]
+    ) -> None:
+        """It is not measured, but it is in their seconds, and the simulator adds it again."""
+        truth = play(crowded, Static(asked), 25).rows_per_second(8)
+        assert replace(in_a_crowd, fits=in_a_crowd.fits[:1]).what_if(
+            concurrency=asked
+        ).rows_per_second == pytest.approx(truth, rel=0.06)
+
+    def test_with_more_cpus_they_take_as_many(self, crowded: Scenario, in_a_crowd: Calibration) -> None:
+        larger = replace(crowded, machine=replace(crowded.machine, cpus=8))
+        truth = play(larger, Shared(), 25).rows_per_second(8)
+        said = in_a_crowd.what_if(cpus=8, tuner="shared")
+        assert said.low <= truth <= said.high
+
+
 class TestJournals:
+    def test_one_that_stayed_at_one_level_is_not_sure_of_another(self) -> None:
+        """The tuner found at once that the stage is best alone, and stayed there: two at once were seen in passing."""
+        stages = (SimStage("read", "source", cpu_seconds=0.0002), SimStage("work", cpu_seconds=0.0224, coherency=0.7))
+        slows = Scenario("slows", stages, SimMachine(cpus=4))
+        trace = play(slows, "model", 120)
+        assert sum(each.concurrency["work"] == 1 for each in trace.intervals) > 110
+        said = calibrate_lines(trace.lines).what_if(concurrency={"work": 2})
+        truth = measured(slows, {"work": 2})
+        assert said.low <= truth <= said.high
+        assert said.rows_per_second == pytest.approx(truth, rel=0.15)
+
+    def test_one_level_alone_leaves_open_which_is_faster(self) -> None:
+        stages = (SimStage("read", "source", cpu_seconds=0.0002), SimStage("work", cpu_seconds=0.02, coherency=0.7))
+        found = calibrate_lines(play(Scenario("s", stages, SimMachine(cpus=4)), Static({"work": 1}), 30).lines)
+        alone, two = found.what_if(), found.what_if(concurrency={"work": 2})
+        assert two.low < alone.rows_per_second < two.high
+
     def test_a_run_of_whatever_tuner_will_do(self) -> None:
         found = calibrate_lines(play(PLAIN, "model", 45).lines)
         said = replace(found, fits=found.fits[:1]).what_if(concurrency={"bent": 4})
         assert said.rows_per_second == pytest.approx(measured(PLAIN, {"bent": 4}), rel=0.1)
+
+    def test_what_is_no_line_is_named_by_file_and_line(self, lines: Sequence[Any], tmp_path: Path) -> None:
+        file = tmp_path / "journal.jsonl"
+        wrong = {"schema": 1, "tick": 7, "full": True, "seen": {"stages": {}}}
+        text = [json.dumps(each) for each in (*lines[:3], wrong, *lines[3:])]
+        file.write_text("\n".join(text) + "\n")
+        with pytest.raises(SourceError, match=r"journal.jsonl, line 4: the line of tick 7 is none that") as said:
+            calibrate_journal(file)
+        assert "record one with Pipeline.loader(journal=PATH)" in str(said.value)
+
+    def test_a_file_with_too_little_is_named(self, lines: Sequence[Any], tmp_path: Path) -> None:
+        file = tmp_path / "journal.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+        with pytest.raises(PipelineError, match=r"journal.jsonl: only \d windows in which something was finished"):
+            calibrate_journal(file)
 
     def test_a_file_with_an_older_run_and_a_torn_last_line(
         self, lines: Sequence[Any], plain: Calibration, tmp_path: Path
@@ -166,7 +323,7 @@ class TestJournals:
 
     @pytest.mark.parametrize("line", [{}, {"tick": 3, "seen": {}}, {"seen": {"stages": [1]}}, {"seen": None}])
     def test_what_is_no_line(self, line: dict[str, Any]) -> None:
-        with pytest.raises(SourceError, match=f"the line of tick {line.get('tick')!r} is none of a journal"):
+        with pytest.raises(SourceError, match=f"the line of tick {line.get('tick')!r} is none that a loader"):
             windows([line])
 
     def test_an_allocation_holds_once_its_processes_are_up(self, lines: Sequence[Any]) -> None:

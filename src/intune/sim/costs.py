@@ -1,222 +1,195 @@
-"""What an item of a stage costs, fitted to how long items took beside how many others. Pure arithmetic.
+"""What an item of a stage costs, fitted to what items took at each level. Pure arithmetic.
 
-Wall seconds of an item are, beside so many of its stage that n are at work,
+With n items of its stage at once an item computes for
 
-    cpu (1 + contention (n - 1) + coherency n (n - 1))  +  wait  +  turn(n)
+    cpu (1 + contention (n - 1) + coherency n (n - 1))
 
-CPU seconds are measured, so that the first term is a fit of its own. The rest is either the same whatever n is (an
-answer is waited for) or a *turn*: something that only so many items of the stage have at once (a lock, a disk) holds
-each item for some seconds, and with more items than places they queue. How long an item queues follows from the
-law of cycles: n items that each come back after `think` seconds to one of `places` keep it busy, so that a whole cycle
-takes n seconds / places. A term counts only if the fit is better with it than chance explains (BIC).
+CPU seconds, which are measured, and waits for the rest of its wall seconds: for answers, for locks and devices that
+only some of the items have at once, for whatever else. How long is the sum of one or more of these, each counted only
+if it fits better with it than chance explains: the same always; more by n - 1, by n (n - 1), or by n - p above some p
+(so many have what the others queue for).
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from intune._values import CROWDS
+from intune.sim.levels import PASSING, Level, StageLevels
+
 Floats = NDArray[np.float64]
 
-NOISE = 0.03
-"""Deviation of a mean as a share, however many items it is of."""
+WORTH = 4.0
+"""By how much (squares of deviations) a fit with one more thing in it must be better."""
 
-PLACES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 48.0)
-NEAR = (0.85, 0.92, 1.08, 1.17)
-GRID, WAITS, FINER = 30, 9, 3
-SHARP = 4.0
-"""How sharply the seconds of a turn bend where queueing begins; items that all cost the same would bend at once."""
-
-FAR, ROUNDS = 3.0, 10
-"""Deviations from which on a point is rather something else than chance."""
-
-WORTH = 6.0
-"""By how much (BIC) a fit with one more thing in it must be better."""
+MOST_TERMS = 3
 
 SURE_SHARE = 0.1
-"""Share of wall seconds that are not CPU below which they are taken to be the same whatever n is."""
+"""Share of wall seconds that are not CPU below which they are taken to be the same whatever n is: more of it where many
+are at work is CPUs that are short."""
+
+NEAR = 1.3
+"""Factor by which levels may differ that count as the same."""
+
+FURTHEST = 2
+"""How many times the largest level a curve is spoken of."""
+
+SLOPES = (0.2, 0.5, 1.0)
+"""Exponents (deviations) by which items may take longer beyond the largest level: where levels up to `WIDE` times the
+smallest were seen, where fewer, and where one: that an item takes twice as long beside another one is no surprise."""
+
+WIDE = 4.0
 
 
-class Point(NamedTuple):
-    """Items of one window that were worked on beside as many others.
-
-    Attributes:
-        window: Number of the window.
-        at_once: How many were worked on, these included.
-        items: How many items.
-        wall: Mean wall seconds of one, without those for which it had no CPU or no interpreter lock.
-        cpu: Mean CPU seconds of an item of the window, whatever was beside it.
-    """
-
-    window: int
-    at_once: float
-    items: int
-    wall: float
-    cpu: float
-
-
-class Turn(NamedTuple):
-    """Something that only so many items of a stage have at once.
-
-    Attributes:
-        seconds: For how long each has it.
-        places: How many.
-        computes: Whether it computes meanwhile.
-    """
-
-    seconds: float
-    places: float
-    computes: bool
-
-
-class Cost(NamedTuple):
+@dataclass(frozen=True)
+class Cost:
     """What an item costs, in seconds.
 
     Attributes:
-        cpu: Computing, alone; that within a turn included.
+        cpu: Computing, alone.
         contention: Sigma of the Universal Scalability Law.
         coherency: Kappa of it.
-        wait: Waiting.
-        turn: What it takes turns for; None = nothing.
+        waits: Waiting, by how many are at once: (n, seconds) in rising order.
     """
 
     cpu: float
-    contention: float
-    coherency: float
-    wait: float
-    turn: Turn | None
+    contention: float = 0.0
+    coherency: float = 0.0
+    waits: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
 
-    def computing(self, at_once: Floats) -> Floats:
-        """CPU seconds of an item beside others."""
+    def computing(self, at_once: float) -> float:
+        """CPU seconds of an item, so many being at work."""
         more = at_once - 1
         return self.cpu * (1 + self.contention * more + self.coherency * at_once * more)
 
+    def waiting(self, at_once: float) -> float:
+        """Seconds that it waits then."""
+        return float(np.interp(at_once, [n for n, _ in self.waits], [seconds for _, seconds in self.waits]))
 
-def fit(points: Sequence[Point], spread: float) -> Cost:
-    """The likeliest cost.
 
-    Args:
-        points: What was measured; at least one.
-        spread: Deviation of the logarithm of one item's cost.
+def fit(seen: StageLevels) -> Cost:
+    """The likeliest cost of a stage that has at least one level."""
+    return _fit(seen.wall, seen.cpu, WORTH, 0.0)
+
+
+def drawn(seen: StageLevels, random: np.random.Generator) -> Cost:
+    """A cost that may be the true one as well.
+
+    Levels are as far off as they may be, beyond the largest one items may take longer, and below the smallest one less.
     """
-    at_once = np.array([point.at_once for point in points])
-    items = np.array([float(point.items) for point in points])
-    wall = np.array([max(point.wall, 1e-9) for point in points])
-    windows = np.unique([point.window for point in points], return_inverse=True)[1]
-    total: Floats = np.bincount(windows, items).astype(float)
-    cpu = np.bincount(windows, items * [point.cpu for point in points]) / total
-    mean_wall = np.bincount(windows, items * wall) / total
-    off_share = max(0.0, 1 - float(items @ np.minimum(cpu, mean_wall)[windows]) / float(items @ wall))
-    features = _features(at_once)
+    known = 2 if len(seen.wall) < 2 else 1 if seen.wall[-1].at_once < WIDE * seen.wall[0].at_once else 0
+    slope = SLOPES[known] * abs(random.standard_normal())
+    wall, cpu = (
+        tuple(
+            level._replace(seconds=level.seconds * math.exp(level.deviation * random.standard_normal()))
+            for level in some
+        )
+        for some in (seen.wall, seen.cpu)
+    )
+    few = seen.wall[0].at_once
+    cost = _fit(wall, cpu, WORTH / 4, slope)
+    share = int(random.integers(2))
+    if few <= 1:
+        return cost
+    # Below the smallest level either nothing changes, or all that is waited for is the others.
+    at_few = cost.waiting(few)
+    waits = tuple((n, at_few * (n / few) ** share if n < few else seconds) for n, seconds in _with(cost.waits, few))
+    return Cost(cost.cpu, cost.contention, cost.coherency, waits)
+
+
+def _fit(wall: Sequence[Level], cpu: Sequence[Level], worth: float, slope: float) -> Cost:
+    at_once, seconds, deviation = _columns(wall)
+    at_cpu, cpu_seconds, cpu_deviation = _columns(cpu)
+    items = np.array([float(level.items) for level in wall])
+    usual = np.interp(at_once, at_cpu, cpu_seconds)
+    off_share = max(0.0, 1 - float(items @ np.minimum(usual, seconds)) / max(float(items @ seconds), 1e-12))
+    if off_share < SURE_SHARE and not _as_wide(cpu, wall):
+        # Nearly all is computing, of which walls tell more then: they are known by crowd.
+        computing, _ = _grown(at_once, seconds * (1 - off_share), deviation, (), worth)
+    else:
+        computing, _ = _grown(at_cpu, cpu_seconds, cpu_deviation, (), worth)
+    left = np.maximum(0.0, seconds - _features(at_once, ()) @ computing)
     if off_share < SURE_SHARE:
-        # Nearly all is computing, of which walls tell more: they are known by crowd.
-        computing = _curve(features, wall * (1 - off_share), items, spread)
-        return Cost(*computing, wait=off_share * float(items @ wall) / float(items.sum()), turn=None)
-    means = np.array([np.bincount(windows, items * each) / total for each in features.T]).T
-    cost = Cost(*_curve(means, cpu, total, spread), wait=0.0, turn=None)
-    expected = cost.computing(at_once)
-    usual = np.bincount(windows, items * expected) / total
-    own = expected * np.where(usual > 0, cpu / np.maximum(usual, 1e-12), 0.0)[windows]
-    deviation = np.sqrt(NOISE**2 + spread**2 / items) * wall
-    wait, turn = _waiting(at_once, wall - own, expected, deviation)
-    return cost._replace(wait=wait, turn=turn)
+        waits: tuple[tuple[float, float], ...] = ((1.0, float(items @ left) / float(items.sum())),)
+    else:
+        places = tuple(float(crowd) for crowd in CROWDS if 1 < crowd < at_once[-1])
+        found, chosen = _grown(at_once, left, deviation, places, worth)
+        asked = sorted({1.0, *map(float, CROWDS), *(float(times * at_once[-1]) for times in (1.0, 1.5, FURTHEST))})
+        asked = [n for n in asked if n <= FURTHEST * at_once[-1]]
+        values = _features(np.array(asked), places) @ found if chosen else np.full(len(asked), found[0])
+        waits = tuple(zip(asked, map(float, values), strict=True))
+    alone = max(float(computing[0]), 1e-9)
+    cost = Cost(alone, float(computing[1]) / alone, float(computing[2]) / alone, waits)
+    return _slower(cost, float(at_once[-1]), slope) if slope else cost
 
 
-def _features(at_once: Floats) -> Floats:
+def _as_wide(cpu: Sequence[Level], wall: Sequence[Level]) -> bool:
+    """Whether CPU seconds, of which windows only know the mean, were seen surely from as few to as many at once."""
+    sure = [level.at_once for level in cpu if level.deviation < PASSING] or [cpu[0].at_once]
+    return sure[0] <= NEAR * wall[0].at_once and NEAR * sure[-1] >= wall[-1].at_once
+
+
+def _slower(cost: Cost, largest: float, slope: float) -> Cost:
+    """The same up to the largest level, and slower beyond it."""
+    times = FURTHEST**slope - 1
+    if cost.waiting(largest) > cost.computing(largest):
+        waits = tuple((n, s * (1 + times * max(0.0, n - largest) / largest)) for n, s in _with(cost.waits, largest))
+        return Cost(cost.cpu, cost.contention, cost.coherency, waits)
+    # What computes gets as much slower as it would at twice the level, from the largest one on: a law has no bends.
+    more = times / (FURTHEST * largest * (FURTHEST * largest - 1))
+    return Cost(cost.cpu, cost.contention, cost.coherency + more, cost.waits)
+
+
+def _with(waits: tuple[tuple[float, float], ...], bend: float) -> list[tuple[float, float]]:
+    """The same waits by how many are at once, with a point where they are to bend, and one far beyond."""
+    known = dict(waits)
+    at, seconds = [n for n, _ in waits], [each for _, each in waits]
+    added = {n: float(np.interp(n, at, seconds)) for n in (1.0, bend, FURTHEST * bend)}
+    return sorted({**added, **known}.items())
+
+
+def _columns(levels: Sequence[Level]) -> tuple[Floats, Floats, Floats]:
+    at_once = np.array([level.at_once for level in levels])
+    seconds = np.array([max(level.seconds, 1e-12) for level in levels])
+    return at_once, seconds, seconds * [level.deviation for level in levels]
+
+
+def _features(at_once: Floats, places: Sequence[float]) -> Floats:
     more = at_once - 1
-    return np.stack([np.ones_like(more), more, at_once * more], axis=1)
+    bends = [np.maximum(0.0, at_once - place) for place in places]
+    return np.stack([np.ones_like(more), more, at_once * more, *bends], axis=1)
 
 
-def _curve(features: Floats, seconds: Floats, items: Floats, spread: float) -> tuple[float, float, float]:
-    """(seconds alone, contention, coherency), the last two only where they are surely above 0."""
-    relative = np.sqrt(NOISE**2 + spread**2 / items)
-    fits: dict[tuple[int, ...], tuple[Floats, float]] = {}
-    for terms in ((), (1,), (2,), (1, 2)):
-        chosen = [0, *terms]
-        found = _least_squares(features[:, chosen], seconds, relative)
-        if found is not None:
-            off = (seconds / np.maximum(features[:, chosen] @ found, 1e-12) - 1) / relative
-            fits[terms] = found, float(_loss(off).sum())
-    misfit = max(1.0, min(square for _, square in fits.values()) / len(seconds))
-
-    def rank(terms: tuple[int, ...]) -> float:
-        return fits[terms][1] / misfit + len(terms) * max(WORTH, math.log(len(seconds)))
-
-    best = min(fits, key=rank)
-    values = dict(zip(best, fits[best][0][1:], strict=True))
-    alone = float(fits[best][0][0])
-    return alone, float(values.get(1, 0.0)) / alone, float(values.get(2, 0.0)) / alone
-
-
-def _least_squares(features: Floats, seconds: Floats, relative: Floats) -> Floats | None:
-    """Coefficients, deviations being shares of what is predicted; None where one would have to be below 0."""
-    level = np.maximum(seconds, 1e-12)
-    trust: Floats = np.ones_like(seconds)
-    found: Floats = np.zeros(features.shape[1])
-    for _ in range(ROUNDS):
-        weight = trust / (relative * level)
-        found = np.asarray(np.linalg.lstsq(features * weight[:, None], seconds * weight, rcond=None)[0], np.float64)
-        if found[0] <= 0 or found.min() < 0:
-            return None if features.shape[1] > 1 else np.array([1e-9])
-        level = np.maximum(features @ found, 1e-12)
-        trust = 1 / np.sqrt(1 + ((seconds / level - 1) / (FAR * relative)) ** 2)
-    return found
+def _grown(
+    at_once: Floats, seconds: Floats, deviation: Floats, places: Sequence[float], worth: float
+) -> tuple[Floats, bool]:
+    """Coefficients of all features, none below 0, those of no use being 0; and whether any but the first is of use."""
+    features = _features(at_once, places)
+    weighted, target = features / deviation[:, None], seconds / deviation
+    chosen = [0]
+    found, square = _least_squares(weighted, target, chosen)
+    while len(chosen) < min(MOST_TERMS, len(seconds)):
+        tried = [
+            (*_least_squares(weighted, target, [*chosen, each]), each)
+            for each in range(1, features.shape[1])
+            if each not in chosen
+        ]
+        best, less, added = min(tried, key=lambda each: each[1])
+        misfit = max(1.0, less / max(1, len(seconds) - len(chosen) - 1))
+        if square - less <= worth * misfit:
+            break
+        found, square, chosen = best, less, [*chosen, added]
+    return found, len(chosen) > 1
 
 
-def _loss(deviations: Floats) -> Floats:
-    """Their squares, but for those that are far off, which count little more for being further."""
-    return np.asarray(FAR**2 * np.log1p((deviations / FAR) ** 2), np.float64)
-
-
-def _waiting(at_once: Floats, off: Floats, cpu: Floats, deviation: Floats) -> tuple[float, Turn | None]:
-    """The same for all, or a turn, by the seconds in which items did not compute."""
-    trust: Floats = np.ones_like(off)
-    constant = 0.0
-    for _ in range(ROUNDS):
-        weight = trust / deviation**2
-        constant = max(0.0, float(weight @ off) / float(weight.sum()))
-        trust = 1 / (1 + ((off - constant) / (FAR * deviation)) ** 2)
-    plain = float(_loss((off - constant) / deviation).sum())
-    # A device of one stream and a lock within which is computed take turns alike; the former comes first, so that it
-    # is chosen where they cannot be told apart.
-    kinds = [(1.0, False), (1.0, True), *((places, False) for places in PLACES[1:])]
-    tried = [_turn(at_once, off, cpu, deviation, *kind) for kind in kinds]
-    misfit = max(1.0, min(each.square for each in tried) / len(off))
-
-    def rank(each: "_Tried") -> float:
-        return each.square / misfit + max(WORTH, math.log(len(off))) * (1 if each.turn.places == 1 else 2)
-
-    best = min(tried, key=rank)
-    if best.turn.places > 1:
-        near = [_turn(at_once, off, cpu, deviation, best.turn.places * times, False) for times in NEAR]
-        best = min([best, *near], key=rank)
-    if rank(best) >= plain / misfit:
-        return constant, None
-    return best.wait, best.turn
-
-
-class _Tried(NamedTuple):
-    square: float
-    wait: float
-    turn: Turn
-
-
-def _turn(at_once: Floats, off: Floats, cpu: Floats, deviation: Floats, places: float, computes: bool) -> _Tried:
-    """The best turn of a kind: a grid of its seconds and of what is waited for beside it, then a finer one."""
-    longest = float(np.min(cpu)) if computes else float(np.max(cpu + np.maximum(off, 0.0)))
-    turns = np.geomspace(max(longest, 1e-9) / 300, max(longest, 1e-9), GRID)
-    waits = np.linspace(0.0, max(0.0, float(np.quantile(off, 0.9))), WAITS)
-    for _ in range(FINER):
-        seconds, wait = turns[:, None, None], waits[None, :, None]
-        think = np.maximum(cpu + wait - (seconds if computes else 0.0), 0.0)
-        queued = np.maximum(at_once * seconds / places - think, 0.0)
-        passing = (seconds**SHARP + queued**SHARP) ** (1 / SHARP)
-        expected = wait + passing - (seconds if computes else 0.0)
-        squares = _loss((off - expected) / deviation).sum(2)
-        i, j = divmod(int(squares.argmin()), WAITS)
-        found = _Tried(float(squares[i, j]), float(waits[j]), Turn(float(turns[i]), places, computes))
-        turns = np.linspace(turns[max(0, i - 1)], turns[min(GRID - 1, i + 1)], GRID)
-        waits = np.linspace(waits[max(0, j - 1)], waits[min(WAITS - 1, j + 1)], WAITS)
-    return found
+def _least_squares(features: Floats, target: Floats, chosen: Sequence[int]) -> tuple[Floats, float]:
+    """Coefficients and the sum of squares; infinite where one would have to be below 0."""
+    found = np.zeros(features.shape[1])
+    solved = np.asarray(np.linalg.lstsq(features[:, chosen], target, rcond=None)[0], np.float64)
+    if solved.min() < 0:
+        return found, math.inf
+    found[list(chosen)] = solved
+    return found, float(((features @ found - target) ** 2).sum())

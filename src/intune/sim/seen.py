@@ -1,6 +1,7 @@
 """Windows read back from the lines of a journal, as the values that the tuner saw when they were written."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,11 +25,12 @@ class Window(NamedTuple):
     held_seconds: float
 
 
-def windows(lines: Iterable[Mapping[str, Any]]) -> list[Window]:
-    """The windows of the last run in a journal in which something was finished.
+def windows(lines: Iterable[Mapping[str, Any]], place: Callable[[], str] = str) -> list[Window]:
+    """The windows of the last run in a journal, from the first to the last one in which something was finished.
 
     Args:
         lines: As `intune.control.journal.read_journal`, a loader's `journal` or a `Trace` has them.
+        place: Says where the line stands that was given last, for errors; may say nothing.
 
     Raises:
         SourceError: If a line is none of a journal.
@@ -38,15 +40,24 @@ def windows(lines: Iterable[Mapping[str, Any]]) -> list[Window]:
     for line in lines:
         if line.get("tick") == 0:  # an older run, perhaps of another pipeline, stands before it
             found = []
-        window = read_window(line)
+        try:
+            window = read_window(line)
+        except SourceError as error:
+            raise SourceError(f"{place()}: {error}" if place() else str(error)) from error
         snapshot, now = window.snapshot, (window.snapshot.allocation.concurrency, window.snapshot.allocation.slots)
         held = (held if now == before else 0.0) + snapshot.window_seconds
         was_starting, starting = starting, any(stage.processes_starting for stage in snapshot.stages)
         held = 0.0 if starting or was_starting else held
         before = now
-        if snapshot.window_seconds > 0 and any(stage.items_out for stage in snapshot.stages):
+        if snapshot.window_seconds > 0:
             found.append(window._replace(held_seconds=held))
-    return found
+    # In between, a window in which nothing was finished is time that it took; before and after, nobody wanted anything.
+    return _cut(_cut(found)[::-1])[::-1]
+
+
+def _cut(found: list[Window]) -> list[Window]:
+    """From the first window on in which something was finished."""
+    return list(itertools.dropwhile(lambda each: not any(s.items_out for s in each.snapshot.stages), found))
 
 
 def read_window(line: Mapping[str, Any]) -> Window:
@@ -58,7 +69,10 @@ def read_window(line: Mapping[str, Any]) -> Window:
     try:
         return _window(line["seen"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SourceError(f"the line of tick {line.get('tick')!r} is none of a journal: {error!r}") from error
+        raise SourceError(
+            f"the line of tick {line.get('tick')!r} is none that a loader of this version writes ({error!r}); record "
+            "one with Pipeline.loader(journal=PATH) or intune train, or cut the file before that line"
+        ) from error
 
 
 def _window(seen: Mapping[str, Any]) -> Window:

@@ -9,11 +9,14 @@ from intune.tuners._rows import most_useful
 OPEN_SHARE = 0.3
 """Share of the points at which a stage has all that it may have."""
 
-FIRST = 2
+FIRST = 1
 """What each stage begins with."""
 
 SLOWED = 4.0
 """Times as long as alone from which on a stage is given no more: what is known of it by then is enough."""
+
+CYCLE = 10
+"""Points after which it begins again: what is seen at several times tells chance from what an allocation does."""
 
 THROUGH = 2
 """A point is held for at least so many times as long as an item takes from end to end."""
@@ -25,12 +28,12 @@ LONGEST = 4
 class Sweep:
     """Holds one allocation after another: first rising ones, then points that fill the space evenly.
 
-    Each stage begins with two at once, and may get twice of what it was seen working on, as long as its items don't
+    Each stage begins with one at once, and may get twice of what it was seen working on, as long as its items don't
     take several times as long by that: a stage that hinders itself would finish nothing for the rest of the sweep
     otherwise.
     Within that, concurrencies are spread evenly over their logarithms, by a sequence (the additive recurrence of
-    Roberts) of which every beginning is spread evenly too: it may be broken off at any time. Guard and brake hold as
-    for any tuner.
+    Roberts) of which every beginning is spread evenly too: it may be broken off at any time. After `CYCLE` points it
+    comes back to the first one, where all is open. Guard and brake hold as for any tuner.
 
     Args:
         hold_seconds: For how long each is held, above 0; longer where items take long or processes start.
@@ -82,9 +85,10 @@ class Sweep:
     def _level(self, place: int, dimensions: int, info: StageInfo, budget: Budget) -> int | None:
         useful = _useful(info, budget)
         most = min(self._most.get(info.name, FIRST), useful)
-        drawn = (0.5 + self._point * _ratio(dimensions) ** -(place + 1)) % 1
+        drawn = (self._point % CYCLE) * _ratio(dimensions) ** -(place + 1) % 1
         if self._rising or drawn < OPEN_SHARE:
-            return None if most == useful else most
+            # Of a stage that may yet turn out to wait, open could mean dozens at once.
+            return None if most == useful and info.waits is not None else most
         return max(1, round(math.pow(most, (drawn - OPEN_SHARE) / (1 - OPEN_SHARE))))
 
 
