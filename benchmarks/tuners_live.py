@@ -22,8 +22,6 @@ from _rounds import RESULTS, machine, spread
 import intune
 from intune._compose import build_loader
 from intune._values import Budget, Tuner
-from intune.pipeline.chain import Pipeline
-from intune.pipeline.loader import Loader
 from intune.pipeline.options import LoaderOptions
 from intune.sim import Scenario, SimMachine, SimStage
 from intune.sim.oracle import Effort, oracle
@@ -143,9 +141,11 @@ def function(part: Part, tokens: TokenPool, streams: int) -> Callable[[int], int
     return {"plain": plain, "bent": bent, "lock": locked, "disk": read}[part.kind]
 
 
-def pipeline(number: int, tokens: TokenPool) -> Pipeline:
-    """The pipeline itself, whose functions hold these tokens."""
-    _, chosen = parts(number)
+def run(number: int, tuner: "str | Tuner", settle: float) -> float:
+    """Items a second, from `settle` seconds on."""
+    count, chosen = parts(number)
+    clock = EmulatedClock()
+    tokens = TokenPool(count, clock)
     streams = next((2 + int(10 * part.amount) for part in chosen if part.kind == "disk"), 2)
     pipe = intune.from_iterable(Numbers())
     for part in chosen:
@@ -159,21 +159,8 @@ def pipeline(number: int, tokens: TokenPool) -> Pipeline:
             pipe = pipe.map(Own, name=part.name, executor="process")
         else:
             pipe = pipe.map(function(part, tokens, streams), name=part.name)
-    return pipe
-
-
-def live(number: int, tuner: "str | Tuner") -> Loader:
-    """A loader of it, with as many CPUs as it has tokens."""
-    count, _ = parts(number)
-    clock = EmulatedClock()
-    pipe = pipeline(number, TokenPool(count, clock))
     options = LoaderOptions(tuner=tuner, cpus=count)
-    return build_loader(pipe, options, clock=clock, budget=lambda: Budget(count, 64, 64))
-
-
-def run(number: int, tuner: "str | Tuner", settle: float) -> float:
-    """Items a second, from `settle` seconds on."""
-    with live(number, tuner) as loader:
+    with build_loader(pipe, options, clock=clock, budget=lambda: Budget(count, 64, 64)) as loader:
         began, items = time.perf_counter(), 0
         for _ in loader:
             now = time.perf_counter() - began

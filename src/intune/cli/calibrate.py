@@ -2,10 +2,11 @@
 
 import difflib
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from intune.sim.answers import Answer, Calibration
 
 OPTIONS = {"seconds": "--seconds", "cpus": "--cpus", "memory": "--memory"}
+BEST = "as it ran best"
+MOST_LINES = 5
+"""Allocations that do not fit which are named."""
+
 FORM = "cpus=N, tuner=NAME, or STAGE=N for a stage's concurrency"
 
 
@@ -47,7 +52,9 @@ def calibrate(
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(help=f"What to ask: {FORM}; several by commas. May be given again.", show_default="tuner=shared"),
+        typer.Option(
+            help=f"What to ask: {FORM}; several by commas. May be given again.", show_default="as it ran best"
+        ),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the calibration in this file, as JSON.", show_default="it is not kept")
@@ -56,7 +63,8 @@ def calibrate(
     """Find out how a pipeline would do with more CPUs, another tuner or other limits, without trying.
 
     Runs it for two minutes under one allocation after another (or reads a journal), fits a simulator to what was
-    measured, and answers with an interval. It never answers for more than twice what was seen.
+    measured, says where that does not fit, and answers with an interval. It never answers for more than twice what was
+    seen.
     """
     with plain_errors():
         from intune.sim import calibrate as run
@@ -64,7 +72,7 @@ def calibrate(
         from intune.sim.answers import Calibration
         from intune.sim.writable import check_file
 
-        asked = {text: parse_question(text) for text in what_if or ["tuner=shared"]}
+        asked = {text: parse_question(text) for text in what_if or []}
 
     with clean_endings(OPTIONS):
         _check_one(target, journal, load)
@@ -73,20 +81,23 @@ def calibrate(
         if load is not None:
             found = Calibration.load(load)
         elif journal is not None:
-            found = calibrate_journal(journal)
+            with _shown(f"fitting a simulator to {journal}"):
+                found = calibrate_journal(journal)
         else:
             assert target is not None
             pipeline = named_pipeline(target)
+            check_questions(asked, pipeline, cpus)
             tell(f"{pipeline!r}: measured for {seconds:g} s under one allocation after another")
-            found = run(pipeline, seconds, cpus=cpus, memory=memory)
+            with _shown("measuring, then fitting", seconds) as at:
+                found = run(pipeline, seconds, cpus=cpus, memory=memory, progress=at)
         if save is not None:
             found.save(save)
         for line in about(found):
             say(line)
-        refused = [line for line in map(partial(_answer, found), asked.items()) if line is not None]
-        if refused:
-            for line in refused:
-                typer.echo(f"error: {line}", err=True)
+        answers = {text: _answer(found, text, arguments) for text, arguments in (asked or {BEST: {}}).items()}
+        for line in alike({text: answer for text, answer in answers.items() if answer is not None}):
+            say(line)
+        if None in answers.values():
             raise typer.Exit(USER_ERROR)
 
 
@@ -114,6 +125,31 @@ def parse_question(text: str) -> dict[str, Any]:
         else:
             limits[name] = int(value)
     return found | ({"concurrency": limits} if limits else {})
+
+
+def check_questions(asked: Mapping[str, Mapping[str, Any]], pipeline: "Pipeline", cpus: int | None) -> None:
+    """See that no question is of a stage that there is not, or of more CPUs than will be answered, before the sweep.
+
+    Raises:
+        PipelineError: If one is.
+    """
+    from intune._machine.cpus import cpu_reading
+    from intune._machine.system import System
+    from intune.sim.answers import FURTHEST
+
+    names = [pipeline.source.kind, *(stage.name for stage in pipeline.stages)]
+    slots = cpus or cpu_reading(System()).cpus
+    for text, arguments in asked.items():
+        for name in arguments.get("concurrency", {}):
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                raise PipelineError(f"--what-if {text!r}: no stage {name!r}, this pipeline has {names}{meant}")
+        if arguments.get("cpus", 0) > FURTHEST * slots:
+            raise PipelineError(
+                f"--what-if {text!r}: with {count(slots, 'CPU slot')} to measure on, at most {FURTHEST * slots} CPUs "
+                "can be answered for; measure on a larger machine"
+            )
 
 
 def named_pipeline(target: str) -> "Pipeline":
@@ -150,30 +186,41 @@ def named_pipeline(target: str) -> "Pipeline":
 
 
 def about(found: "Calibration") -> Iterator[str]:
-    """What was fitted, and how well."""
+    """Where it does not fit, then what was fitted, and what cannot be told."""
+    from intune.sim.answers import SAID, off_line
+
+    if found.misfits:
+        yield (
+            f"DOES NOT FIT: {count(len(found.misfits), 'allocation')} of {len(found.held)} that were measured, "
+            f"simulated again, off by more than {SAID:.0%}; intervals are as much wider:"
+        )
+        for one in found.misfits[:MOST_LINES]:
+            yield f"  {off_line(one)}"
+        if len(found.misfits) > MOST_LINES:
+            yield f"  and {len(found.misfits) - MOST_LINES} more"
+    else:
+        yield f"fits: none of the {count(len(found.held), 'allocation')} measured is surely off by {SAID:.0%}"
     yield (
-        f"measured {found.seconds:.0f} s on {count(found.cpus, 'CPU slot')}; fitted, an item of each stage costs "
-        "(at most so many were seen at once):"
+        f"measured on {count(found.cpus, 'CPU slot')}; fitted, an item of each stage costs, alone (at most so many "
+        "were seen at once):"
     )
     fit = found.fits[0]
     stages = {stage.name: stage for stage in found.scenario.stages}
     for name, seen in found.seen.items():
-        yield f"  {name:<16} {seen:>3}  {_costs(stages[fit.names[name]], fit.groups[name])}"
+        yield f"  {name:<16} {seen:>3}  {_costs(stages[fit.names[name]], fit.groups[name], seen)}"
     for note in found.notes:
         yield f"  note: {note}"
-    yield f"simulated again, allocations that were measured are off by {found.error / 1.48:.1%} (median)"
 
 
-def _costs(stage: "SimStage", items: float) -> str:
+def _costs(stage: "SimStage", items: float, most: int) -> str:
     """Of one item, where that many are simulated as one."""
-    kinds = {"CPU": stage.cpu_seconds, "lock": stage.lock_seconds, "in turn": stage.serial_seconds}
-    kinds |= {"wait": stage.wait_seconds}
+    kinds = {"CPU": stage.cpu_seconds, "CPU with the lock": stage.lock_seconds, "wait": stage.waiting(1)}
     said = [f"{seconds / items * 1e3:.3g} ms {kind}" for kind, seconds in kinds.items() if seconds / items >= 5e-7]
-    if stage.disk_bytes or stage.network_bytes:
-        said.append("shares a device")
-    if stage.contention or stage.coherency:
-        twice = 1 + stage.contention + 2 * stage.coherency
-        said.append(f"beside another one {twice:.3g} times as long")
+    alone = stage.cpu_seconds + stage.lock_seconds + stage.waiting(1)
+    slowed = 1 + stage.contention * (most - 1) + stage.coherency * most * (most - 1)
+    beside = (stage.cpu_seconds + stage.lock_seconds) * slowed + stage.waiting(most)
+    if alone and beside > 1.05 * alone:
+        said.append(f"{beside / alone:.3g} times as long with {most} at once")
     return ", ".join(said) or "nothing"
 
 
@@ -181,18 +228,48 @@ def answer_line(question: str, answer: "Answer") -> str:
     """What is said of one question."""
     if answer.died is not None:
         return f"{question}: memory would run out: {answer.died}"
+    how = "" if answer.measured_seconds is None else f"; measured for {answer.measured_seconds:.0f} s, not simulated"
     interval = f"in nine of ten cases {answer.low:,.0f} to {answer.high:,.0f}"
-    return f"{question}: {answer.rows_per_second:,.0f} rows/s, {interval}"
+    return f"{question}: {answer.rows_per_second:,.0f} rows/s, {interval}{how}"
 
 
-def _answer(found: "Calibration", question: tuple[str, dict[str, Any]]) -> str | None:
-    """Say the answer to one question, or give why there is none."""
-    text, arguments = question
+def alike(answers: "Mapping[str, Answer]") -> Iterator[str]:
+    """Which answers may as well be the other way round."""
+    known = [(text, answer) for text, answer in answers.items() if answer.died is None]
+    pairs = [
+        f"{one} and {other}"
+        for (one, first), (other, second) in itertools.combinations(known, 2)
+        if first.low <= second.high and second.low <= first.high
+    ]
+    if pairs:
+        yield f"which is faster cannot be told: {'; '.join(pairs)}"
+
+
+def _answer(found: "Calibration", text: str, arguments: Mapping[str, Any]) -> "Answer | None":
+    """Say the answer to one question, or on stderr why there is none."""
     try:
-        say(answer_line(text, found.what_if(**arguments)))
+        with _shown(f"simulating {text}", len(found.fits)) as at:
+            answer = found.what_if(**arguments, progress=lambda done, of: at(done))
     except PipelineError as error:
-        return f"--what-if {text}: {error}"
-    return None
+        typer.echo(f"error: --what-if {text}: {error}", err=True)
+        return None
+    if text == BEST:
+        limits = [f"{name}={value}" for name, value in found.best.concurrency.items() if value is not None]
+        text = f"{BEST} ({', '.join(limits) or 'all stages open'})"
+    say(answer_line(text, answer))
+    return answer
+
+
+@contextmanager
+def _shown(text: str, total: float | None = None) -> Iterator[Callable[[float], object]]:
+    """A line on a terminal that says how far it is, and is gone in the end; elsewhere nothing."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _check_one(*sources: Sequence[Any] | Path | None) -> None:
