@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = ["index.md", "from-a-dataloader.md", "questions.md", "simulator.md", "tuners.md"]
+PAGES = ["calibrate.md", "index.md", "from-a-dataloader.md", "questions.md", "simulator.md", "tuners.md"]
 
 
 def blocks(page: Path) -> list[str]:

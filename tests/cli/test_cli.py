@@ -59,7 +59,7 @@ def help_of(*command: str) -> str:
 
 
 def test_help_names_every_command_and_option() -> None:
-    assert {"train", "generate", "doctor", "simulate", "bench"} <= set(re.findall(r"\w+", help_of()))
+    assert {"train", "generate", "doctor", "simulate", "calibrate", "bench"} <= set(re.findall(r"\w+", help_of()))
     text = help_of("train")
     for option in ("epochs", "seconds", "tuner", "cpus", "memory", "held-out", "run-dir", "executor", "device"):
         assert f"--{option}" in text
@@ -96,7 +96,7 @@ def test_help_says_every_default(option: str, default: str) -> None:
     assert f"[default: {default}]" in of_option
 
 
-@pytest.mark.parametrize("command", ["train", "doctor", "simulate", "bench tuners"])
+@pytest.mark.parametrize("command", ["train", "doctor", "simulate", "calibrate", "bench tuners"])
 def test_no_option_is_without_its_default(command: str) -> None:
     text = help_of(*command.split())
     switches = re.findall(r" --[a-z-]+ <bool>", text)

@@ -6,6 +6,7 @@ import typer
 
 import intune
 from intune.cli.bench import bench
+from intune.cli.calibrate import calibrate
 from intune.cli.doctor import doctor
 from intune.cli.generate import generate
 from intune.cli.simulate import simulate
@@ -22,6 +23,7 @@ app.command()(train)
 app.command()(generate)
 app.command()(doctor)
 app.command()(simulate)
+app.command()(calibrate)
 app.add_typer(bench, name="bench")
 
 

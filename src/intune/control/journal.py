@@ -195,8 +195,22 @@ def read_journal(path: str | Path) -> Iterator[dict[str, Any]]:
         SourceError: If a line in the middle is damaged or of a schema that this version does not know.
         OSError: If the file cannot be read.
     """
+    yield from (line for _, line in numbered_lines(path))
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same, each with its number in the file, from 1, for errors that speak of it.
+
+    Raises:
+        SourceError: As of `read_journal`.
+        OSError: If the file cannot be read.
+    """
+    seen: dict[str, Any] = {}
     with open(path, "rb") as file:
-        yield from _reassemble(_whole_lines(file, path), {})
+        for number, line in _whole_lines(file, path):
+            (line,) = _reassemble([line], seen)
+            seen = line["seen"]
+            yield number, line
 
 
 def to_plain(value: Any) -> Any:
@@ -314,7 +328,7 @@ def _reassemble(lines: Iterable[dict[str, Any]], seen: dict[str, Any]) -> Iterat
         yield {**line, "seen": seen, "full": True}
 
 
-def _whole_lines(file: Iterable[bytes], path: str | Path) -> Iterator[dict[str, Any]]:
+def _whole_lines(file: Iterable[bytes], path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     damaged: int | None = None
     for number, text in enumerate(file, start=1):
         line = _decoded(text)
@@ -325,7 +339,7 @@ def _whole_lines(file: Iterable[bytes], path: str | Path) -> Iterator[dict[str, 
             continue
         if line.get("schema") != SCHEMA:
             raise SourceError(f"{path}, line {number}: schema {line.get('schema')!r}, this version reads {SCHEMA}")
-        yield line
+        yield number, line
 
 
 def _decoded(text: bytes) -> dict[str, Any] | None:

@@ -1,5 +1,7 @@
 """Simulated pipelines: to train an agent on, to compare tuners, and to ask what would happen on another machine."""
 
+from intune.sim.answers import Answer, Calibration
+from intune.sim.calibrate import calibrate, calibrate_journal
 from intune.sim.families import FAMILIES, HELD_OUT, TRAINED, scenario
 from intune.sim.play import Interval, Trace, play
 from intune.sim.scenario import Change, Scenario, SimMachine, SimStage, SimTrainer
@@ -8,6 +10,8 @@ __all__ = [
     "FAMILIES",
     "HELD_OUT",
     "TRAINED",
+    "Answer",
+    "Calibration",
     "Change",
     "Interval",
     "Scenario",
@@ -15,6 +19,8 @@ __all__ = [
     "SimStage",
     "SimTrainer",
     "Trace",
+    "calibrate",
+    "calibrate_journal",
     "play",
     "scenario",
 ]

@@ -9,7 +9,7 @@ changes whenever a task begins or ends a part:
 * *Disk, network*: what is read shares the bandwidth, and no read gets more than a stream can.
 * *Memory bandwidth*: when computing would move more bytes than it allows, all that move bytes slow down alike.
 * *Scalability*: n items of a stage at once compute 1 + sigma (n - 1) + kappa n (n - 1) times as long (Gunther's
-  Universal Scalability Law).
+  Universal Scalability Law). What they wait for may depend on n in any way (`SimStage.wait_by_crowd`).
 
 So what a timer would measure (wall seconds, CPU seconds, seconds in the run queue) comes out with all its bias.
 """
@@ -24,6 +24,9 @@ from intune.sim.scenario import SimMachine, SimStage
 Part = Literal["wait", "disk", "network", "serial", "lock", "cpu"]
 LOCK_TURN_SECONDS = 5e-3
 """For how long a thread keeps the interpreter lock while others want it (`sys.getswitchinterval`)."""
+
+SHORTEST = 1e-6
+"""Share of the usual waiting below which none falls."""
 
 PARTS: tuple[Part, ...] = ("wait", "disk", "network", "serial", "lock", "cpu")
 
@@ -202,6 +205,9 @@ class Resources:
             each.cpu_rate = each.queue_rate = 0.0
             if each.part == "wait":
                 each.rate = 1.0
+                if each.stage.wait_by_crowd:
+                    waiting = each.stage.waiting(self.running.get(each.stage.name, 1))
+                    each.rate = each.stage.wait_seconds / max(waiting, SHORTEST * each.stage.wait_seconds)
             elif each.part == "disk":
                 each.rate = min(machine.disk_stream_bytes_per_second, machine.disk_bytes_per_second / disk)
             elif each.part == "network":

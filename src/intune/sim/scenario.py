@@ -4,6 +4,7 @@ Nothing here says how much stages disturb each other: that follows from what the
 on an idle machine, bytes are bytes, rates are a second.
 """
 
+import bisect
 import itertools
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -49,6 +50,9 @@ class SimStage:
         scratch_bytes: What is needed beside input and output while an item is worked on.
         max_concurrency: The most items at once; None = no limit of its own.
         waits: Whether a map is said to wait and so holds no slot; None = to be found out, as it is for all others.
+        wait_by_crowd: By how many items of the stage are at work, how many times `wait_seconds` they wait: pairs (n,
+            times) in rising order of n, linear between and the same beyond; empty = once. For runs only: the fluid
+            level refuses it.
         start_seconds: How long a process takes to start, asleep.
         start_cpu_seconds: And computing, after that.
         resident_bytes: Memory of a process.
@@ -77,6 +81,7 @@ class SimStage:
     scratch_bytes: float = 0.0
     max_concurrency: int | None = None
     waits: bool | None = None
+    wait_by_crowd: tuple[tuple[float, float], ...] = ()
     start_seconds: float = 0.3
     start_cpu_seconds: float = 0.2
     resident_bytes: float = 80e6
@@ -100,6 +105,21 @@ class SimStage:
         checks.shares("tail_share")
         checks.counts("rows", "children")
         checks.counts("max_concurrency", optional=True)
+        flat = [each for pair in self.wait_by_crowd for each in pair]
+        crowds = flat[::2]
+        if not all(is_number(each) and each >= 0 for each in flat) or crowds != sorted(set(crowds)):
+            raise checks.wrong("wait_by_crowd", "pairs of numbers of at least 0, the first ones rising")
+
+    def waiting(self, at_once: float) -> float:
+        """Seconds that an item waits, with so many of the stage at work."""
+        if not self.wait_by_crowd:
+            return self.wait_seconds
+        pairs = self.wait_by_crowd
+        place = bisect.bisect_left(pairs, (at_once, 0.0))
+        if place in (0, len(pairs)):
+            return self.wait_seconds * pairs[min(place, len(pairs) - 1)][1]
+        (few, short), (many, long) = pairs[place - 1 : place + 1]
+        return self.wait_seconds * (short + (long - short) * (at_once - few) / (many - few))
 
     @property
     def takes_time(self) -> bool:

@@ -207,6 +207,8 @@ def _shuffled_at_once(window: int, batch: int | None) -> float:
 
 def _stage(scenario: Scenario, place: int, flow: _Flow) -> dict[str, float]:
     machine, stage, following = scenario.machine, scenario.stages[place], scenario.stages[place + 1 : place + 2]
+    if stage.wait_by_crowd:
+        raise ValueError(f"stage {stage.name!r}: wait_by_crowd is not known to the fluid level; use intune.sim.play")
     process = stage.executor == "process"
     in_bytes, rows_in = flow.item_bytes, flow.rows
     flow.through(stage, next((each.rows for each in following if each.kind == "batch"), None))

@@ -78,8 +78,8 @@ class Beliefs:
         own = trainer_per_row(snapshot)
         if own is not None:
             self.trainer_seconds = _mean(self.trainer_seconds, own)
-        contention = _lock_contention(snapshot)
-        lost = {stage.name: _lost_share(stage) * contention for stage in snapshot.stages}
+        contention = lock_contention(snapshot)
+        lost = {stage.name: lost_share_of(stage) * contention for stage in snapshot.stages}
         changed = [stage.name for stage in snapshot.stages if self._learn_stage(stage, snapshot, lost[stage.name])]
         self._learn_lock(snapshot, lost)
         return frozenset(changed)
@@ -139,14 +139,14 @@ def _cpu_share(stage: StageSnapshot) -> float:
     return min(1.0, stage.cpu_seconds_mean / stage.wall_seconds_mean)
 
 
-def _lost_share(stage: StageSnapshot) -> float:
+def lost_share_of(stage: StageSnapshot) -> float:
     """Share of its work in which its threads neither ran nor waited for a CPU."""
     if not computes_on_threads(stage.info) or stage.busy_seconds <= 0:
         return 0.0
     return max(0.0, 1 - _cpu_share(stage) - (stage.run_queue_seconds or 0.0) / stage.busy_seconds)
 
 
-def _lock_contention(snapshot: Snapshot) -> float:
+def lock_contention(snapshot: Snapshot) -> float:
     """From 0, the lock is free, to 1: threads that compute in Python hold it all the time."""
     wait = snapshot.machine.lock_wait_seconds
     if wait is None:
