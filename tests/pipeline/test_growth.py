@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intune.pipeline.growth import DOUBT, ENOUGH, Growth
+from intune.pipeline.growth import Growth
 
 sizes = st.floats(0.01, 1e9)
 
@@ -27,15 +27,7 @@ def test_before_an_item_has_passed_nothing_is_predicted() -> None:
 def test_one_item_says_what_is_usual(came: float, gave: float) -> None:
     growth = grown((came, gave))
     assert growth.usual == pytest.approx(gave)
-    assert growth.predict(came) == pytest.approx(DOUBT * gave)
-
-
-def test_one_that_is_small_by_chance_says_little_of_the_next_ones() -> None:
-    growth, predicted = Growth(), []
-    for gave in (50.0, 100.0, 150.0, 100.0):
-        growth.add(1.0, gave)
-        predicted.append(growth.predict(1.0))
-    assert predicted == pytest.approx([100, 150, 100, 100])
+    assert growth.predict(came) == pytest.approx(gave)
 
 
 @given(
@@ -92,5 +84,4 @@ def test_never_outside_of_what_was_seen(items: list[tuple[int, int]], came: floa
     ratios = [after / before for before, after in items if before]
     most = max([*gave, *(ratio * came for ratio in ratios)])
     assert min(gave) * 0.999 <= growth.usual <= max(gave) * 1.001
-    doubt = 1 if len(items) >= ENOUGH else DOUBT
-    assert 0 <= growth.predict(came) <= doubt * most * 1.001
+    assert 0 <= growth.predict(came) <= most * 1.001

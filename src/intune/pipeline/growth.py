@@ -3,9 +3,6 @@
 WEIGHT = 1 / 32
 """Weight of the newest item, once there were as many."""
 
-ENOUGH, DOUBT = 3, 2.0
-"""Items from which what a stage gives is known; what it is multiplied by before: one may be small by chance."""
-
 
 class Growth:
     """Predicts the bytes that a stage gives for an item.
@@ -28,8 +25,7 @@ class Growth:
 
     def predict(self, came: float) -> float:
         """What it will give for what came in; 0 before an item has passed."""
-        likely = self._ratio * came if self._misses_ratio < self._misses_usual else self._usual
-        return likely if self._count >= ENOUGH else DOUBT * likely
+        return self._ratio * came if self._misses_ratio < self._misses_usual else self._usual
 
     def add(self, came: float, gave: float) -> None:
         """An item has passed."""
