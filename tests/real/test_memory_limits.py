@@ -223,7 +223,8 @@ def test_ten_epochs_need_no_more_than_two(group: MemoryGroup, tmp_path: Path) ->
     group.go()
     found = group.end()
     assert found["sums"] == [int(columns["x3"].sum())] * 10
-    assert found["used"][9] <= 1.1 * found["used"][1] + 16 * MIB  # an epoch is 13 MB of numbers; allocators keep some
+    # An epoch is 13 MB of numbers: 100 MB if those of eight were kept. Allocators keep 35 MiB in one run of forty.
+    assert found["used"][9] <= 1.1 * found["used"][1] + 48 * MIB
 
 
 def test_memory_goes_back_when_fewer_are_at_work(group: MemoryGroup) -> None:
