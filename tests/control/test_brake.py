@@ -354,6 +354,13 @@ class TestSeveralLimits:
         told = brakes.told(replace(blank, machine=replace(blank.machine, memory=uses)), 1000)
         assert [use.rest_bytes for use in told.machine.memory] == [1900, 1400]
 
+    def test_a_rest_that_is_asked_for_while_all_is_forgotten_is_not_known(self) -> None:
+        """Another thread asks, between what is forgotten first and what is forgotten next."""
+        brakes = Brakes()
+        brakes.observe(0.0, [MemoryUse(9000, 1400, "tree")], Work())
+        brakes._uses = {}
+        assert brakes.rest_bytes("tree", 0) is None
+
     def test_a_limit_that_is_no_more_is_forgotten(self) -> None:
         brakes = Brakes()
         brakes.observe(0.0, [MemoryUse(1000, 950, "old"), MemoryUse(9000, 100, "new")], Work(900))

@@ -142,9 +142,7 @@ class Brake:
             process_bytes: What processes hold now; None = what they held at the last reading.
         """
         moments = list(self._moments)  # another thread may ask
-        if not moments:
-            return None
-        return _base(moments if process_bytes is None else [*moments, moments[-1]._replace(processes=process_bytes)])
+        return _base(moments, process_bytes) if moments else None
 
     def forget(self) -> None:
         """Nothing is measured any more: what was is no basis for decisions."""
@@ -204,9 +202,10 @@ class Brake:
         return True
 
 
-def _base(moments: Sequence[_Moment]) -> int:
-    """What would remain without items, by what was seen up to the last moment."""
-    return max(0, min(moment.rest for moment in moments) + moments[-1].processes)
+def _base(moments: Sequence[_Moment], process_bytes: int | None = None) -> int:
+    """What would remain without items, by what was seen up to the last moment; processes as then, if not said."""
+    processes = moments[-1].processes if process_bytes is None else process_bytes
+    return max(0, min(moment.rest for moment in moments) + processes)
 
 
 def level(share: float, limit: int, base: int) -> float:
@@ -235,16 +234,19 @@ class Brakes:
             process_bytes: What worker processes hold now, as one may have started since the last reading; None = what
                 they held at that.
         """
-        brake = self._brakes.get(limit_from) if limit_from is not None else None
-        if brake is None or limit_from is None:
+        if limit_from is None:
             return None
-        return brake.rest_bytes(process_bytes if self._uses[limit_from].with_processes else None)
+        brake, use = self._brakes.get(limit_from), self._uses.get(limit_from)  # the brake's thread may forget any time
+        if brake is None or use is None:
+            return None
+        return brake.rest_bytes(process_bytes if use.with_processes else None)
 
     def told(self, snapshot: Snapshot, process_bytes: int) -> Snapshot:
         """A snapshot with the rest of each of its limits, where processes hold so much."""
         machine = snapshot.machine
-        rests = {use.limit_from: self.rest_bytes(use.limit_from, process_bytes) for use in machine.memory}
-        memory = tuple(replace(use, rest_bytes=rests[use.limit_from]) for use in machine.memory)
+        memory = tuple(
+            replace(use, rest_bytes=self.rest_bytes(use.limit_from, process_bytes)) for use in machine.memory
+        )
         rest = self.rest_bytes(machine.read_from.get("memory_limit_bytes"), process_bytes)
         return replace(snapshot, machine=replace(machine, memory=memory), rest_bytes=rest)
 
