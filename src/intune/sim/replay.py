@@ -92,9 +92,8 @@ def replayed(fit: Fitted, windows: Sequence[Window]) -> tuple[Held, ...]:
     known = _rates(windows)[:MOST]
     if not known:
         return ()
-    through = sum(stage.wait_seconds + stage.cpu_seconds + stage.lock_seconds for stage in fit.scenario.stages)
-    starts = sum(stage.start_seconds for stage in fit.scenario.stages if stage.executor == "process")
-    warm = min(MOST_WARM, max(WARM, math.ceil(2 * through + starts * fit.scenario.machine.cpus)))
+    through = fit.scenario.through_seconds
+    warm = min(MOST_WARM, max(WARM, math.ceil(2 * through + fit.scenario.starting_seconds)))
     steps = max(one.steps / one.seconds for one in known)
     counted = min(MOST_COUNTED, max(COUNTED, math.ceil(2 * through), math.ceil(STEPS / steps)))
     turns = [

@@ -282,6 +282,17 @@ class Scenario:
     epoch_items: int = 1_000_000
     seed: int = 0
 
+    @property
+    def through_seconds(self) -> float:
+        """What an item takes from end to end where nothing is in its way, serial parts and devices left out."""
+        return sum(stage.wait_seconds + stage.cpu_seconds + stage.lock_seconds for stage in self.stages)
+
+    @property
+    def starting_seconds(self) -> float:
+        """What it takes until each stage in processes has one for each CPU, as one of a stage starts at a time."""
+        starts = sum(stage.start_seconds for stage in self.stages if stage.executor == "process")
+        return starts * self.machine.cpus
+
     def __post_init__(self) -> None:
         """Check that it can be run.
 

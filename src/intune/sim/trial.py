@@ -43,9 +43,7 @@ def simulate(fit: Fitted, tuner: Tuner, steps_per_second: float, cpus: int | Non
         cpus: CPUs; None = as in the scenario.
     """
     scenario = fit.scenario if cpus is None else _on(fit.scenario, cpus)
-    through = sum(stage.wait_seconds + stage.cpu_seconds + stage.lock_seconds for stage in scenario.stages)
-    starts = sum(stage.start_seconds for stage in scenario.stages if stage.executor == "process")
-    warm = min(LONGEST, QUICK + math.ceil(4 * through + starts * scenario.machine.cpus))
+    warm = min(LONGEST, QUICK + math.ceil(4 * scenario.through_seconds + scenario.starting_seconds))
     if not isinstance(tuner, Static | Shared):
         warm = max(warm, DECIDE_SECONDS)
     long = min(LONGEST, max(5, math.ceil(STEPS / max(steps_per_second, 1e-9))))

@@ -2,7 +2,8 @@
 
 How items take longer the more there are at once shows by itself, as that number varies, but only up to what was ever
 allowed. So each stage begins with few at once (`Ramp`), and where the stage that holds up all others might be faster
-with a few more or less, that is tried for one decision (`Trials`).
+with a few more or less, that is tried for one decision (`Trials`); and one process more where all are busy though
+memory is thought to be what holds up (`OneMore`).
 """
 
 from collections.abc import Mapping

@@ -367,12 +367,7 @@ class Model:
         level = self._trials.level(belief, line, now, snapshot, changed)
         if level is None:
             return None
-        reason = f"a trial at {level} instead of {now}: it might be faster"
-        return replace(
-            target,
-            concurrency={**target.concurrency, line.name: level},
-            reasons={**target.reasons, line.name: reason},
-        )
+        return _tried(target, line.name, level, f"instead of {now}: it might be faster")
 
     def _with_one_more(
         self, lines: list[Line], target: Allocation, snapshot: Snapshot, changed: bool
@@ -385,30 +380,35 @@ class Model:
         level = None if now is None or now >= most.most else self._one_more.level(now, busy, changed)
         if level is None:
             return None
-        reason = f"a trial at {level} instead of {now}: all are busy, and what memory allows is known from below only"
-        return replace(
-            target,
-            concurrency={**target.concurrency, most.name: level},
-            reasons={**target.reasons, most.name: reason},
-        )
+        why = f"instead of {now}: all are busy, and what memory allows is known from below only"
+        return _tried(target, most.name, level, why)
 
     def _differs(self, now: Allocation, target: Allocation, snapshot: Snapshot, budget: Budget) -> bool:
         """Whether what is in force holds much more than is wanted, or has limits where none are, or is too little."""
         if _too_much(now.slots, target.slots):
             return True
-        if now.slots < target.slots and snapshot.consumer.wait_share > STARVED:
+        starved = snapshot.consumer.wait_share > STARVED
+        if now.slots < target.slots and starved:
             return True
         for name, wanted in target.concurrency.items():
             given = now.concurrency[name]
-            if wanted is None and given is not None:
+            if wanted is None:
+                if given is not None:
+                    return True
+                continue
+            has = self._at_most(name, given, budget)
+            if (given is None and has > wanted) or _too_much(has, wanted) or (starved and _too_much(wanted, has)):
                 return True
-            if wanted is not None:
-                has = self._at_most(name, given, budget)
-                if given is None and has > wanted:
-                    return True
-                if _too_much(has, wanted) or (snapshot.consumer.wait_share > STARVED and _too_much(wanted, has)):
-                    return True
         return False
+
+
+def _tried(target: Allocation, name: str, level: int, why: str) -> Allocation:
+    """The target but for one stage, which is tried at a level."""
+    return replace(
+        target,
+        concurrency={**target.concurrency, name: level},
+        reasons={**target.reasons, name: f"a trial at {level} {why}"},
+    )
 
 
 def _too_much(given: int, wanted: int) -> bool:
