@@ -4,9 +4,10 @@ It is the *safe* oracle: allocations run behind guard and brake as those of a tu
 within 95 % of the limit. Where the scenario changes meanwhile, each of its phases has an oracle of its own. Worker
 processes start in no time here, so that only what holds in the long run is compared.
 
-Starts are `shared`, what `proportional` arrives at, and random ones. From the best of them coordinate descent goes on
-by levels of concurrency in short runs; the best few of all that was seen meet again in long ones, `shared` among them,
-so that the oracle is never below it but for noise. That it is the optimum is not proven.
+Starts are `shared`, what `proportional` and `model` arrive at, and random ones. From the best of them coordinate descent
+goes on by levels of concurrency in short runs; the best few of all that was seen meet again in long ones, `shared` and
+what `model` arrived at among them, so that the oracle is never below these but for noise. That it is the optimum is not
+proven.
 """
 
 import hashlib
@@ -24,9 +25,9 @@ import numpy as np
 from intune._values import Tuner
 from intune.sim.play import Trace, play
 from intune.sim.scenario import Scenario
-from intune.tuners import Proportional, Shared, Static
+from intune.tuners import Model, Proportional, Shared, Static
 
-VERSION = 1
+VERSION = 2
 """Raised whenever results that were kept before are not to be used any more."""
 
 SAFE = 0.95
@@ -37,6 +38,9 @@ LEAST_PHASE_SECONDS = 3.0
 """A phase that is shorter belongs to the next one."""
 
 FIRST_SECONDS = 8
+ARRIVED_SECONDS = 25
+"""When `model` has arrived at something."""
+
 REMEMBERED_SECONDS = 11
 """For so long the brake remembers what was before processes came up."""
 
@@ -141,12 +145,15 @@ class _Search:
     def best(self, seconds: float) -> Best:
         """The best of the phase that begins then."""
         shared: Point = (None,) * (len(self._names) + 1)
-        starts = [shared, self._proportional(), *(self._drawn() for _ in range(self._effort.starts))]
+        arrived = self._arrived(Model(), ARRIVED_SECONDS)
+        starts = [shared, arrived, self._arrived(Proportional(), self._warm + self._short)]
+        starts += [self._drawn() for _ in range(self._effort.starts)]
         starts.sort(key=self._rate, reverse=True)
         for start in starts[: self._effort.descents]:
             self._descend(start)
         ranked = sorted(self._seen, key=lambda point: self._seen[point], reverse=True)
-        finalists = [shared, *[point for point in ranked if point != shared][:FINALISTS]]
+        known = list(dict.fromkeys((shared, arrived)))
+        finalists = [*known, *[point for point in ranked if point not in known][:FINALISTS]]
         rates = {point: self._measured(point, self._long) for point in finalists}
         point = max(rates, key=lambda each: rates[each])
         concurrency = dict(zip(self._names, point, strict=False))
@@ -191,8 +198,9 @@ class _Search:
             chosen.append(levels[take] if take < len(levels) else None)
         return (*chosen[:-1], None)
 
-    def _proportional(self) -> Point:
-        trace = self._played(Proportional(), self._warm + self._short)
+    def _arrived(self, tuner: Tuner, seconds: int) -> Point:
+        """What a tuner has in force after so long."""
+        trace = self._played(tuner, seconds)
         if not trace.intervals:
             return (None,) * (len(self._names) + 1)
         last = trace.intervals[-1].concurrency
