@@ -9,6 +9,7 @@ from intune.cli.bench import bench
 from intune.cli.calibrate import calibrate
 from intune.cli.doctor import doctor
 from intune.cli.generate import generate
+from intune.cli.pretrain import pretrain
 from intune.cli.simulate import simulate
 from intune.cli.train import train
 
@@ -23,6 +24,7 @@ app.command()(train)
 app.command()(generate)
 app.command()(doctor)
 app.command()(simulate)
+app.command()(pretrain)
 app.command()(calibrate)
 app.add_typer(bench, name="bench")
 

@@ -1,12 +1,14 @@
 """Tuners: decisions without clock, thread or I/O, each in a file of its own.
 
 `shared` leaves everything open, `even` and `proportional` divide the CPUs, `model` fits how stages depend on
-concurrency and solves for the best. `hillclimb`, `plumber`, `threshold` and `tabular` decide as other systems do.
-`Static` is what a user wants, and `RandomMoves` is for tests.
+concurrency and solves for the best, `agent` begins runs by what was learnt on simulated pipelines. `hillclimb`,
+`plumber`, `threshold` and `tabular` decide as other systems do. `Static` is what a user wants, and `RandomMoves` is for
+tests.
 """
 
 from intune._errors import PipelineError
 from intune._values import Tuner
+from intune.tuners.agent import Agent
 from intune.tuners.even import Even
 from intune.tuners.hillclimb import HillClimb
 from intune.tuners.model import Model
@@ -19,6 +21,7 @@ from intune.tuners.tabular import Tabular
 from intune.tuners.threshold import Threshold
 
 __all__ = [
+    "Agent",
     "Even",
     "HillClimb",
     "Model",
@@ -33,6 +36,7 @@ __all__ = [
 ]
 
 _BY_NAME: dict[str, type[Tuner]] = {
+    "agent": Agent,
     "even": Even,
     "hillclimb": HillClimb,
     "model": Model,

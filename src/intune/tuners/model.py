@@ -30,8 +30,8 @@ share of them by itself: fewer slots for the loader only made it slower in all t
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, memory_uses
@@ -63,6 +63,25 @@ PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What the last proposal came from.
+
+    Attributes:
+        lines: The stages that were measured, as far as rates go.
+        budget: What could be used; None before the first proposal.
+        best: The most that the pipeline can deliver by it; None while nothing was measured.
+        begins: Stages that have few at once to begin with.
+        changed: Stages that were found to have changed in the last window.
+    """
+
+    lines: Sequence[Line] = ()
+    budget: Budget | None = None
+    best: Best | None = None
+    begins: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+
+
 class Model:
     """Fits how stages depend on concurrency and proposes what is best by it.
 
@@ -74,6 +93,9 @@ class Model:
             is found to have changed. 0 = no trials, and stages do not begin with few at once either.
         least_items: Completions below which a stage's window teaches nothing.
         noise: Deviation of a window's seconds as a share, however many items it has.
+
+    Attributes:
+        opinion: What the last proposal came from.
     """
 
     def __init__(
@@ -101,12 +123,12 @@ class Model:
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
         self._bytes_per_rate: float | None = None  # what items in flight held for each source row a second
-        self._known: tuple[Budget, list[Line]] | None = None  # of the last window: lines cost most of a decision
+        self.opinion = Opinion()
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The target, or what is in force if that is good enough, but for stages that are still being found out."""
         proposal = self._decide(snapshot, budget)
-        return replace(proposal, expected_rows_per_second=self._expected(proposal, snapshot, budget))
+        return replace(proposal, expected_rows_per_second=self.expected(proposal, snapshot, budget))
 
     def _decide(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         changed = self.update(snapshot)
@@ -114,11 +136,12 @@ class Model:
         if not ramped:
             self._learn_bytes(snapshot, bool(changed))
         lines = self._lines(budget)
-        self._known = budget, lines
+        self.opinion = Opinion(lines, budget, None, frozenset(ramped), changed)
         if not lines:
             return _at_most(_all_open(snapshot, budget), ramped, budget)
         self._slowing = {line.name for line in lines if line.slows}
         found, within = self._bests(lines, budget)
+        self.opinion = replace(self.opinion, best=found)
         self._learn_slots(found, snapshot, budget)
         target = self._solve(lines, found, within, snapshot, budget)
         if ramped:
@@ -140,20 +163,21 @@ class Model:
         Returns:
             The stages that were found to have changed.
         """
-        self._last, self._known = snapshot, None
+        self._last, self.opinion = snapshot, Opinion()
         return self._learnt.learn(snapshot)
 
     def predict(self, allocation: Allocation, budget: Budget) -> float | None:
         """Source rows a second under an allocation; None while no stage has figures."""
-        lines = self._known[1] if self._known and self._known[0] == budget else self._lines(budget)
+        # Lines cost most of a decision.
+        lines = self.opinion.lines if self.opinion.budget == budget else self._lines(budget)
         return self._rate(lines, allocation, budget) if lines else None
 
-    def _rate(self, lines: list[Line], allocation: Allocation, budget: Budget) -> float:
+    def _rate(self, lines: Sequence[Line], allocation: Allocation, budget: Budget) -> float:
         slots = min(allocation.slots, budget.cpus)
         given = {line.name: self._at_most(line.name, allocation.concurrency.get(line.name), budget) for line in lines}
         return predict(lines, given, self._in_memory(budget, slots))
 
-    def _expected(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> float | None:
+    def expected(self, proposal: Allocation, snapshot: Snapshot, budget: Budget) -> float | None:
         """Rows a second that the training loop will take; None while a stage has no figures."""
         rows, rate = rows_of_source_row(snapshot), self.predict(proposal, budget)
         if rows is None or rate is None or len(self.beliefs) < len(snapshot.stages) or not math.isfinite(rate * rows):
