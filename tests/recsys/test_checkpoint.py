@@ -23,6 +23,7 @@ from intune.recsys.dlrm import DLRM  # noqa: E402
 from intune.recsys.generate import write_criteo  # noqa: E402
 from intune.recsys.summary import limited_by  # noqa: E402
 from intune.recsys.train import already_finished, train  # noqa: E402
+from intune.tuners import Model  # noqa: E402
 
 ROWS = 3000
 
@@ -341,6 +342,36 @@ class TestRuns:
         train(again, resume=True, echo=echo, clock=itertools.count().__next__)
         assert another in wrong
         assert sorted(os.listdir(run.run_dir)) == ["checkpoint.npz", "config.json", "journal.jsonl", "summary.json"]
+
+    def test_what_the_tuner_learnt_is_there_for_the_session_that_resumes(
+        self, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: list[Any] = []
+        load = Model.load_state_dict
+        monkeypatch.setattr(Model, "load_state_dict", lambda tuner, state: (given.append(state), load(tuner, state)))
+        train(config(rows, tmp_path / "run", epochs=1), echo=quiet)
+        position = load_position(tmp_path / "run" / "checkpoint.npz")
+        assert position["tuner"]["name"] == "model"
+        assert not given
+        train(TrainConfig.read(tmp_path / "run", {"epochs": 2, "tuner": "shared"}), resume=True, echo=quiet)
+        assert not given
+        assert load_position(tmp_path / "run" / "checkpoint.npz")["tuner"] is None
+        train(TrainConfig.read(tmp_path / "run", {"epochs": 3, "tuner": "model"}), resume=True, echo=quiet)
+        assert not given  # the last session's tuner keeps nothing
+        position = load_position(tmp_path / "run" / "checkpoint.npz")
+        train(TrainConfig.read(tmp_path / "run", {"epochs": 4}), resume=True, echo=quiet)
+        assert given == [position["tuner"]["state"]]
+
+    def test_a_tuner_that_cannot_use_what_was_kept_begins_anew(
+        self, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Model, "state_dict", lambda tuner: {"format": "of another version"})
+            train(config(rows, tmp_path / "run", epochs=1), echo=quiet)
+        said: list[str] = []
+        done = train(TrainConfig.read(tmp_path / "run", {"epochs": 2}), resume=True, echo=said.append)
+        assert any(line.startswith("the tuner begins anew: expected what state_dict()") for line in said)
+        assert done.rows_by_epoch == (2700, 2700)
 
     def test_without_checkpoints_nothing_is_written(self, rows: Path, tmp_path: Path) -> None:
         train(config(rows, tmp_path / "run", epochs=1, checkpoint_seconds=0), echo=quiet)

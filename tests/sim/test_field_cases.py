@@ -3,6 +3,7 @@
 What is right is computed from the costs: the rate of the best split of whole workers, or of shared slots.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -282,3 +283,47 @@ def test_the_cpus_of_a_source_that_has_ended_go_to_the_rest_of_the_epoch(cpus: i
     assert {tail["stages"]["read"]["running"] for tail in tails} == {0}
     used = sum(tail["machine"]["cpu_seconds_used"] for tail in tails[:-2])
     assert used >= 0.95 * cpus * sum(tail["window_seconds"] for tail in tails[:-2])
+
+
+@pytest.fixture(scope="module")
+def learnt() -> Mapping[str, Any]:
+    """What was learnt of five stages on eight CPUs, one of which is slower with more than three items at once."""
+    tuner = Model()
+    play(five_stages(8), tuner, 40)
+    state: dict[str, Any] = json.loads(json.dumps(tuner.state_dict()))
+    return state
+
+
+def five_stages(cpus: int) -> Scenario:
+    slow = work("slow", 0.02, "thread", coherency=0.1)
+    others = (work("a", 0.01, "thread"), work("b", 0.004, "thread"), work("c", 0.012, "thread"))
+    return Scenario("five", (FEED, slow, *others), SimMachine(cpus=cpus))
+
+
+def warm_and_cold(scenario: Scenario, learnt: Mapping[str, Any]) -> tuple[Trace, Trace]:
+    tuner = Model()
+    tuner.load_state_dict(learnt)
+    return play(scenario, tuner, 30), play(scenario, Model(), 30)
+
+
+@pytest.mark.parametrize("cpus", [4, 8, 16])
+def test_what_was_learnt_helps_the_next_run_from_its_first_second(learnt: Mapping[str, Any], cpus: int) -> None:
+    warm, cold = warm_and_cold(five_stages(cpus), learnt)
+    assert warm.intervals[0].concurrency["slow"] in (2, 3, 4)
+    assert warm.rows_per_second(0, 6) >= cold.rows_per_second(0, 6)
+    assert warm.rows_per_second() >= 0.98 * cold.rows_per_second()
+    assert all(level is None or 1 <= level <= cpus for each in warm.intervals for level in each.concurrency.values())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3, 4), (0, 1, 2, 3, 4, 4)])
+def test_what_was_learnt_of_other_stages_is_left_out_and_the_run_completes(
+    learnt: Mapping[str, Any], order: Sequence[int]
+) -> None:
+    whole = five_stages(8)
+    stages = [replace(whole.stages[place], name=f"{whole.stages[place].name}") for place in order]
+    if len(stages) > len(whole.stages):
+        stages[-1] = replace(stages[-1], name="one more")
+    with pytest.warns(UserWarning, match="it is left out"):
+        warm, cold = warm_and_cold(replace(whole, stages=tuple(stages)), learnt)
+    assert warm.tuner_failed is None
+    assert [each.rows for each in warm.intervals] == [each.rows for each in cold.intervals]

@@ -31,6 +31,7 @@ from intune.recsys.losses import Losses
 from intune.recsys.metrics import auc, log_loss
 from intune.recsys.model import make_model
 from intune.recsys.progress import Progress, Reporter, Standing
+from intune.recsys.recall import kept, recall
 from intune.recsys.run_folder import RunFolder
 from intune.recsys.summary import Evaluation, Measured, MemoryPeak, Summary, limited_by, measure
 
@@ -201,7 +202,7 @@ def _journal(config: TrainConfig) -> Path:
 
 def _train_on(config: TrainConfig, pipe: intune.Pipeline, loop: "_Loop", state: Mapping[str, Any] | None) -> Measured:
     """Train from a state on; what was measured."""
-    options = {**_loader_options(config), "tuner": config.make_tuner(), "journal": _journal(config)}
+    options = {**_loader_options(config), "tuner": loop.tuner, "journal": _journal(config)}
     with pipe.loader(**options, epochs=config.epoch_limit) as loader:
         if state is not None:
             loader.load_state_dict(state)
@@ -248,6 +249,7 @@ class _Loop:
         self.clock = clock
         self.reporter = reporter
         self.model, self.optimizer = make_model(config)
+        self.tuner = config.make_tuner()
         self.loss = nn.BCEWithLogitsLoss()
         self.losses = Losses()
         self.rows_by_epoch: list[int] = []
@@ -289,6 +291,7 @@ class _Loop:
         self._epoch = state["epoch"]
         if len(self.losses.by_epoch) < self._epoch:  # it was saved after the epoch's last step
             self.losses.end_epoch()
+        recall(self.config.tuner, self.tuner, position.get("tuner"), self.echo)
         self._rows_before = self._rows_saved = self.rows
         self.seconds = self._seconds_before = position["seconds"]
         self.wait_seconds = self._wait_before = position["wait_seconds"]
@@ -430,6 +433,7 @@ class _Loop:
             "losses": self.losses.as_dict(),
             "seconds": self.seconds,
             "wait_seconds": self.wait_seconds,
+            "tuner": kept(self.config.tuner, self.tuner),
         }
         try:
             save_checkpoint(self.config.checkpoint, self.model, self.optimizer, position)

@@ -4,10 +4,10 @@ It is the *safe* oracle: allocations run behind guard and brake as those of a tu
 within 95 % of the limit. Where the scenario changes meanwhile, each of its phases has an oracle of its own. Worker
 processes start in no time here, so that only what holds in the long run is compared.
 
-Starts are `shared`, what `proportional` and `model` arrive at, and random ones. From the best of them coordinate descent
-goes on by levels of concurrency in short runs; the best few of all that was seen meet again in long ones, `shared` and
-what `model` arrived at among them, so that the oracle is never below these but for noise. That it is the optimum is not
-proven.
+Starts are `shared`, what `proportional` and `model` arrive at, and random ones. From the best of them coordinate
+descent goes on by levels of concurrency in short runs; the best few of all that was seen meet again in long ones,
+`shared` and what `model` arrived at among them, so that the oracle is never below these but for noise. That it is the
+optimum is not proven.
 """
 
 import hashlib

@@ -1,7 +1,9 @@
 """What is known of each stage, learnt from windows; see `model` for what is made of it."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from intune._values import Snapshot, StageInfo, StageSnapshot
 from intune.tuners._fit import Point, StageFit
@@ -49,6 +51,10 @@ class Belief:
     held_up: float = 0.0
 
 
+NUMBERS = ("cpu_seconds", "lock_share", "busy", "saturated", "process_bytes", "held_up")
+"""What is kept of a belief beside its fit."""
+
+
 class Beliefs:
     """All that is known of a pipeline.
 
@@ -66,6 +72,37 @@ class Beliefs:
         self._forgetting, self._noise, self._least_items = forgetting, noise, least_items
         self.stages: dict[str, Belief] = {}
         self.trainer_seconds: float | None = None
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """What is known of each stage, for `remember`: JSON. Safe to ask for while it learns."""
+        return [
+            {
+                "name": name,
+                "kind": belief.info.kind,
+                "executor": belief.info.executor,
+                "waits": belief.info.waits,
+                "fit": belief.fit.state_dict(),
+                **{field: getattr(belief, field) for field in NUMBERS},
+            }
+            for name, belief in list(self.stages.items())
+        ]
+
+    def remember(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Begin with what an earlier run knew.
+
+        Raises:
+            ValueError, TypeError, KeyError: If it is nothing that `state_dict` gave.
+        """
+        found = {}
+        for each in state:
+            fit = StageFit(forgetting=self._forgetting, noise=self._noise)
+            fit.remember(each["fit"])
+            numbers = {field: each[field] for field in NUMBERS}
+            if not all(value is None or 0 <= value < math.inf for value in numbers.values()):
+                raise ValueError(f"numbers from 0 on, not {numbers}")
+            info = StageInfo(each["name"], each["kind"], each["executor"], waits=each["waits"])
+            found[info.name] = Belief(info, fit, **numbers)
+        self.stages = found
 
     def learn(self, snapshot: Snapshot) -> frozenset[str]:
         """Learn from a window.

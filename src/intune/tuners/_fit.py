@@ -16,8 +16,8 @@ newest one, the shape is kept as a guess, and everything is uncertain again.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ EDGES = tuple(np.array([False, *zero]) for zero in ((False, True), (True, False)
 
 LEAST_BASE = 0.02
 """Share of the first seconds seen below which the base is not taken to be: an item does something even alone."""
+
+REMEMBERED = 0.25
+"""Weight of what an earlier run knew: it may have run on another machine."""
 
 LEAST_SECONDS = 1e-15
 """Seconds a row that count as none."""
@@ -69,6 +72,28 @@ class StageFit:
         self._allowed: NDArray[np.float64] | None = None
         self._curve: tuple[float, float, float] | None = None
         self._inverse: NDArray[np.float64] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows, for `remember`: JSON."""
+        known = {"mean": self._mean.tolist(), "information": self._information.tolist(), "misfit": self._misfit}
+        return {"seconds": self._scale, **known}
+
+    def remember(self, state: Mapping[str, Any]) -> None:
+        """Begin with what an earlier one knew, less sure of it.
+
+        Raises:
+            ValueError, TypeError, KeyError: If it is nothing that `state_dict` gave.
+        """
+        scale, misfit = float(state["seconds"]), float(state["misfit"])
+        mean, information = (np.array(state[name], dtype=np.float64) for name in ("mean", "information"))
+        if mean.shape != (3,) or information.shape != (3, 3) or not np.isfinite([*mean, scale, misfit]).all():
+            raise ValueError(f"three finite numbers and a matrix of three by three, not {mean} and {information}")
+        if scale <= 0 or misfit < 1 or not np.allclose(information, information.T):
+            raise ValueError(f"seconds {scale}, misfit {misfit} or information {information} cannot be")
+        np.linalg.cholesky(information)  # says so if it is not positive
+        self._scale, self._mean, self._misfit = scale, mean, misfit
+        self._information = REMEMBERED * information + (1 - REMEMBERED) * np.diag(PRIOR**-2.0)
+        self._allowed = self._curve = self._inverse = None
 
     def observe(self, points: Sequence[Point]) -> bool:
         """Learn from a window.

@@ -6,7 +6,7 @@ with a few more or less, that is tried for one decision (`Trials`); and one proc
 memory is thought to be what holds up (`OneMore`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from intune._values import Budget, Snapshot, StageSnapshot
 from intune.tuners._beliefs import STARVED, Belief
@@ -37,7 +37,9 @@ class Ramp:
     GROWTH = 4
     """By how much more it gets each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Collection[str] = ()) -> None:
+        """The stages in `known` need not show how they scale."""
+        self._known = known
         self._levels: dict[str, int] | None = None
         self._finished: dict[str, int] = {}  # since it has its present level
 
@@ -55,7 +57,8 @@ class Ramp:
         if budget.cpus < MOST_AT_ONCE:
             self._levels = {}
         elif self._levels is None:
-            useful = {stage.name: most_useful(stage.info, budget) for stage in snapshot.stages}
+            unknown = [stage for stage in snapshot.stages if stage.name not in self._known]
+            useful = {stage.name: most_useful(stage.info, budget) for stage in unknown}
             self._levels = {name: max(1, round(self.FIRST * most)) for name, most in useful.items() if most > 1}
         else:
             for stage in snapshot.stages:

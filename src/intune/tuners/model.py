@@ -32,11 +32,14 @@ share of them by itself: fewer slots for the loader only made it slower in all t
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, memory_uses
 from intune.tuners._beliefs import NEWEST, STARVED, Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
+from intune.tuners._remembered import Remembered
 from intune.tuners._rows import in_force, most_useful, rows_of_source_row
 from intune.tuners._trials import OneMore, Ramp, Trials
 
@@ -93,7 +96,9 @@ class Model:
                 f"margin {margin} and try_every {try_every} must not be below 0, noise {noise} above it"
             )
         self._margin, self._keep = margin, keep
-        self._learnt = Beliefs(forgetting, noise, least_items)
+        self._new_beliefs = partial(Beliefs, forgetting, noise, least_items)
+        self._learnt = self._new_beliefs()
+        self._remembered: Remembered | None = None  # until it is compared with the first snapshot
         self._trials = Trials(try_every, 1 / keep)
         self._one_more = OneMore(try_every)
         self._ramp = Ramp() if try_every else None
@@ -108,7 +113,38 @@ class Model:
         proposal = self._decide(snapshot, budget)
         return replace(proposal, expected_rows_per_second=self._expected(proposal, snapshot, budget))
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt of the stages, for `load_state_dict` of the next run of the same pipeline: small, JSON."""
+        if self._remembered is not None:
+            return self._remembered.state_dict()
+        infos = [stage.info for stage in self._last.stages] if self._last else []
+        return Remembered.of(infos, self._learnt, self._slowing).state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin with what an earlier run learnt; stages that it knew do not begin with few at once.
+
+        Where the stages turn out to be others, in number, name, kind, executor or order, a warning says so and it
+        counts for nothing. Costs and CPUs may be others: it is taken as a guess only.
+
+        Args:
+            state: What `state_dict` gave. Nothing in it is ever executed.
+
+        Raises:
+            PipelineError: If it is something else.
+        """
+        self._remembered = Remembered.read(state, self._new_beliefs())
+
+    def _recall(self, remembered: Remembered, snapshot: Snapshot) -> None:
+        self._remembered = None
+        if remembered.fits([stage.info for stage in snapshot.stages]):
+            self._learnt, self._slowing = remembered.beliefs, set(remembered.slowing)
+            # Many fetches begun at once would share a network so that the first one is done when the last one is.
+            known = frozenset(name for name, belief in self.beliefs.items() if not belief.info.waits)
+            self._ramp = Ramp(known) if self._ramp else None
+
     def _decide(self, snapshot: Snapshot, budget: Budget) -> Allocation:
+        if self._remembered is not None:
+            self._recall(self._remembered, snapshot)
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         if not ramped:
