@@ -24,7 +24,7 @@ from _rounds import report, spread
 import intune
 from intune._errors import PipelineError
 from intune.pipeline.chain import Pipeline
-from intune.sim.calibrate import EPOCHS, Calibration, calibrate
+from intune.sim.calibration.calibrating import EPOCHS, Calibration, calibrate
 from intune.tuners import Static
 
 ITEMS = 100_000

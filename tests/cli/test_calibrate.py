@@ -14,8 +14,8 @@ pytest.importorskip("typer")
 
 from intune.cli.calibrate import parse_question
 from intune.sim import Answer, Calibration, Scenario, SimMachine, SimStage, play
-from intune.sim.calibrate import calibrate_lines
-from intune.sim.sweep import Sweep
+from intune.sim.calibration.calibrating import calibrate_lines
+from intune.sim.calibration.sweep import Sweep
 
 from .commands import invoke, user_error
 

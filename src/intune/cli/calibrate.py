@@ -19,7 +19,7 @@ from intune.cli.endings import USER_ERROR, clean_endings, plain_errors, say, tel
 if TYPE_CHECKING:
     from intune.pipeline.chain import Pipeline
     from intune.sim import SimStage
-    from intune.sim.answers import Answer, Calibration
+    from intune.sim.calibration.answers import Answer, Calibration
 
 OPTIONS = {"seconds": "--seconds", "cpus": "--cpus", "memory": "--memory"}
 BEST = "as it ran best"
@@ -69,7 +69,7 @@ def calibrate(
     with plain_errors():
         from intune.sim import calibrate as run
         from intune.sim import calibrate_journal
-        from intune.sim.answers import Calibration
+        from intune.sim.calibration.answers import Calibration
         from intune.sim.writable import check_file
 
         asked = {text: parse_question(text) for text in what_if or []}
@@ -135,7 +135,7 @@ def check_questions(asked: Mapping[str, Mapping[str, Any]], pipeline: "Pipeline"
     """
     from intune._machine.cpus import cpu_reading
     from intune._machine.system import System
-    from intune.sim.answers import FURTHEST
+    from intune.sim.calibration.answers import FURTHEST
 
     names = [pipeline.source.kind, *(stage.name for stage in pipeline.stages)]
     slots = cpus or cpu_reading(System()).cpus
@@ -187,7 +187,7 @@ def named_pipeline(target: str) -> "Pipeline":
 
 def about(found: "Calibration") -> Iterator[str]:
     """Where it does not fit, then what was fitted, and what cannot be told."""
-    from intune.sim.answers import SAID, off_line
+    from intune.sim.calibration.answers import SAID, off_line
 
     if found.misfits:
         yield (

@@ -1,7 +1,6 @@
 """Simulated pipelines: to train an agent on, to compare tuners, and to ask what would happen on another machine."""
 
-from intune.sim.answers import Answer, Calibration
-from intune.sim.calibrate import calibrate, calibrate_journal
+from intune.sim.calibration import Answer, Calibration, calibrate, calibrate_journal
 from intune.sim.families import FAMILIES, HELD_OUT, TRAINED, scenario
 from intune.sim.play import Interval, Trace, play
 from intune.sim.scenario import Change, Scenario, SimMachine, SimStage, SimTrainer

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from intune._values import Snapshot
+from intune.sim.calibration.seen import Window
 from intune.sim.scenario import SimMachine, SimTrainer
-from intune.sim.seen import Window
 from intune.tuners._beliefs import Beliefs, computes_on_threads, lock_contention
 
 LEAST_OWN = 0.02

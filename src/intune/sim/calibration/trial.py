@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from intune._errors import PipelineError
 from intune._values import Budget, Tuner
-from intune.sim.fitting import Fitted
+from intune.sim.calibration.fitting import Fitted
 from intune.sim.play import play
 from intune.sim.scenario import Scenario
 from intune.tuners import Shared, Static

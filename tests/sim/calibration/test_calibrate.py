@@ -27,9 +27,9 @@ from intune.sim import (
     play,
     scenario,
 )
-from intune.sim.calibrate import calibrate_lines
-from intune.sim.seen import windows
-from intune.sim.sweep import Sweep
+from intune.sim.calibration.calibrating import calibrate_lines
+from intune.sim.calibration.seen import windows
+from intune.sim.calibration.sweep import Sweep
 from intune.tuners import Model, Shared, Static
 
 PLAIN = Scenario(

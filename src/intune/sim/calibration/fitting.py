@@ -16,11 +16,11 @@ import numpy as np
 
 from intune._errors import PipelineError
 from intune._values import StageSnapshot
-from intune.sim import around
-from intune.sim.costs import Cost, drawn, fit
-from intune.sim.levels import stage_levels
+from intune.sim.calibration import around
+from intune.sim.calibration.costs import Cost, drawn, fit
+from intune.sim.calibration.levels import stage_levels
+from intune.sim.calibration.seen import Window
 from intune.sim.scenario import Change, Executor, Kind, Scenario, SimStage
-from intune.sim.seen import Window
 
 ITEMS_PER_SECOND = 120.0
 """More items of a stage a second than this are simulated several at once."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from intune._values import Allocation, Budget, StageInfo, StageSnapshot
-from intune.sim.levels import LEAST_ITEMS, Sample, StageLevels, levels, stage_levels
-from intune.sim.seen import Window
+from intune.sim.calibration.levels import LEAST_ITEMS, Sample, StageLevels, levels, stage_levels
+from intune.sim.calibration.seen import Window
 from intune.testing import blank_snapshot
 
 INFOS = (StageInfo("read", "source", max_concurrency=1), StageInfo("work", "map", waits=True))

@@ -10,13 +10,13 @@ from intune._errors import PipelineError, SourceError
 from intune.control.journal import numbered_lines
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.loader import Loader
-from intune.sim.answers import Calibration
-from intune.sim.around import neighbours
-from intune.sim.fitting import Fitted, fitted
-from intune.sim.levels import LEAST_ITEMS, PASSING, stage_levels
-from intune.sim.replay import Held, drift, replayed
-from intune.sim.seen import Window, windows
-from intune.sim.sweep import Sweep
+from intune.sim.calibration.answers import Calibration
+from intune.sim.calibration.around import neighbours
+from intune.sim.calibration.fitting import Fitted, fitted
+from intune.sim.calibration.levels import LEAST_ITEMS, PASSING, stage_levels
+from intune.sim.calibration.replay import Held, drift, replayed
+from intune.sim.calibration.seen import Window, windows
+from intune.sim.calibration.sweep import Sweep
 
 REPLICAS = 5
 """Scenarios that may be true as well, beside the likeliest one."""

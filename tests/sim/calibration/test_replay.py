@@ -8,9 +8,9 @@ import pytest
 
 from intune._values import Allocation, Budget, Snapshot
 from intune.sim import Scenario, SimMachine, SimStage, SimTrainer, play
-from intune.sim.fitting import fitted
-from intune.sim.replay import Held, drift, replayed
-from intune.sim.seen import windows
+from intune.sim.calibration.fitting import fitted
+from intune.sim.calibration.replay import Held, drift, replayed
+from intune.sim.calibration.seen import windows
 
 PLAIN = Scenario(
     "plain",

@@ -8,7 +8,7 @@ import pytest
 
 from intune._errors import PipelineError
 from intune._values import CROWDS, Allocation, Budget, Snapshot, StageInfo
-from intune.sim.sweep import CYCLE, Sweep
+from intune.sim.calibration.sweep import CYCLE, Sweep
 from intune.testing import blank_snapshot, check_tuner
 
 INFOS = (

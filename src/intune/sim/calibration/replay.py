@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from intune._values import Allocation, Budget, Snapshot
-from intune.sim.fitting import Fitted
-from intune.sim.levels import SCATTER, Sample, level, usual_scatter
+from intune.sim.calibration.fitting import Fitted
+from intune.sim.calibration.levels import SCATTER, Sample, level, usual_scatter
+from intune.sim.calibration.seen import Window
 from intune.sim.play import play
-from intune.sim.seen import Window
 
 MOST = 16
 """Allocations that are simulated again: those that were held for longest."""

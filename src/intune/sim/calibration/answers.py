@@ -13,11 +13,11 @@ from pathlib import Path
 from intune._errors import PipelineError, SourceError
 from intune._values import Tuner
 from intune._words import count
-from intune.sim.fitting import Fitted
-from intune.sim.replay import SURE, Held, drift
-from intune.sim.saved import as_json, fitted_from
+from intune.sim.calibration.fitting import Fitted
+from intune.sim.calibration.replay import SURE, Held, drift
+from intune.sim.calibration.saved import as_json, fitted_from
+from intune.sim.calibration.trial import simulate
 from intune.sim.scenario import Scenario
-from intune.sim.trial import simulate
 from intune.tuners import Static, make_tuner
 
 SCHEMA = 1

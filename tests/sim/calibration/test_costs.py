@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from intune.sim.costs import Cost, drawn, fit
-from intune.sim.levels import Level, StageLevels
+from intune.sim.calibration.costs import Cost, drawn, fit
+from intune.sim.calibration.levels import Level, StageLevels
 
 CROWDS = (1, 2, 3, 4, 6, 8, 12, 16)
 NOISE = 0.02

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from intune._values import CROWDS, StageSnapshot
 from intune.metrics.counters import Crowds
-from intune.sim import around
-from intune.sim.seen import Window
+from intune.sim.calibration import around
+from intune.sim.calibration.seen import Window
 from intune.tuners._beliefs import lost_share_of
 
 NOISE = 0.02

@@ -5,8 +5,8 @@ from dataclasses import fields
 from typing import Any
 
 from intune.control.journal import to_plain
-from intune.sim.fitting import Fitted
-from intune.sim.replay import Held
+from intune.sim.calibration.fitting import Fitted
+from intune.sim.calibration.replay import Held
 from intune.sim.scenario import Change, Scenario, SimMachine, SimStage, SimTrainer
 
 

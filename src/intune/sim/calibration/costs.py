@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intune._values import CROWDS
-from intune.sim.levels import PASSING, Level, StageLevels
+from intune.sim.calibration.levels import PASSING, Level, StageLevels
 
 Floats = NDArray[np.float64]
 
