@@ -89,3 +89,13 @@ def test_results_are_kept_for_the_same_scenario_and_no_other(tmp_path: Path) -> 
         with pytest.raises(AssertionError, match="it was to be looked up"):
             oracle(BENT, folder, replace(QUICK, starts=3))
     assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+def test_what_passes_before_a_source_that_waits_has_begun_does_not_count() -> None:
+    """Items take a second to fetch, one at a time while it is found out that it waits, then 64 that end together."""
+    machine = SimMachine(cpus=2)
+    size = 0.06 * machine.network_bytes_per_second
+    read = SimStage("read", "source", wait_seconds=1.0, network_bytes=size, cpu_seconds=0.005, spread=0.3)
+    machine = replace(machine, network_stream_bytes_per_second=size)
+    (found,) = oracle(Scenario("fetching", (read, SimStage("map", cpu_seconds=0.02)), machine))
+    assert found.rows_per_second == pytest.approx(1 / 0.06, rel=0.1)

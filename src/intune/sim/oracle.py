@@ -27,7 +27,7 @@ from intune.sim.play import Trace, play
 from intune.sim.scenario import Scenario
 from intune.tuners import Model, Proportional, Shared, Static
 
-VERSION = 2
+VERSION = 3
 """Raised whenever results that were kept before are not to be used any more."""
 
 SAFE = 0.95
@@ -37,7 +37,12 @@ LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LEAST_PHASE_SECONDS = 3.0
 """A phase that is shorter belongs to the next one."""
 
-FIRST_SECONDS = 8
+FIRST_SECONDS = 24
+"""Of a run with all stages open, which shows how fast it goes and how long it takes to begin."""
+
+LAST_SECONDS = 8
+"""Of that run, in which it has settled."""
+
 ARRIVED_SECONDS = 25
 """When `model` has arrived at something."""
 
@@ -135,10 +140,10 @@ class _Search:
         self._slots = max(1, math.floor(quota[-1])) if quota else scenario.machine.cpus
         self._seen: dict[Point, float] = {}
         self._runs = 0
-        steps = self._steps_per_second()
+        steps, begins = self._first_look()
         limited = scenario.machine.memory_bytes is not None
         remembers = limited and any(stage.executor == "process" for stage in scenario.stages)
-        self._warm = _seconds(effort.short_steps / 2, steps, REMEMBERED_SECONDS if remembers else 2, 15)
+        self._warm = begins + _seconds(effort.short_steps / 2, steps, REMEMBERED_SECONDS if remembers else 2, 15)
         self._short = _seconds(effort.short_steps, steps, 2, 60)
         self._long = _seconds(effort.long_steps, steps, 8, 200)
 
@@ -225,9 +230,16 @@ class _Search:
         self._runs += 1
         return play(self._scenario, tuner, seconds)
 
-    def _steps_per_second(self) -> float:
-        intervals = self._played(Shared(), 2 * FIRST_SECONDS).intervals[FIRST_SECONDS:]
-        return sum(each.steps for each in intervals) / len(intervals) if intervals else 0.0
+    def _first_look(self) -> tuple[float, int]:
+        """Steps a second with all stages open, and seconds until it goes half as fast.
+
+        A source that waits is first looked at alone, and then many fetches that were begun at once end at once.
+        """
+        intervals = self._played(Shared(), FIRST_SECONDS).intervals
+        last = intervals[-LAST_SECONDS:]
+        steps = sum(each.steps for each in last) / len(last) if last else 0.0
+        half = (place for place, each in enumerate(intervals) if each.steps and 2 * each.steps >= steps)
+        return steps, next(half, 0)
 
 
 def _seconds(steps: float, per_second: float, least: int, most: int) -> int:
