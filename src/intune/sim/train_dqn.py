@@ -7,7 +7,7 @@ The reward is the throughput, as a share of what a search finds possible on the 
 of the memory that is free. As a share of the best seen so far, doing nothing would always be worth most; a share of
 what is possible differs from the rate itself only by a factor that is fixed for each pipeline.
 
-Needs torch. About four minutes on one core; the same seed gives the same weights on the same machine and versions.
+Needs torch. About two minutes on one core; the same seed gives the same weights on the same machine and versions.
 """
 
 import argparse

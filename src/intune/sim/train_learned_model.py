@@ -4,7 +4,7 @@ Pipelines of the trained families run in the discrete-event level under allocati
 windows. From what was seen of a stage up to one window, the network learns to predict what its items take in the next
 ones, by how many are at work: a regression, in logarithms, on what windows said and never on what a scenario holds.
 
-Needs torch. About five minutes on one core; the same seed gives the same weights on the same machine and versions.
+Needs torch. About four minutes on one core; the same seed gives the same weights on the same machine and versions.
 """
 
 import argparse
