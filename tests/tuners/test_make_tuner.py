@@ -2,8 +2,10 @@ import pytest
 
 from intune._errors import PipelineError
 from intune.tuners import (
+    DQN,
     Even,
     HillClimb,
+    LearnedModel,
     Model,
     Plumber,
     Proportional,
@@ -26,6 +28,8 @@ from intune.tuners import (
         ("threshold", Threshold),
         ("tabular", Tabular),
         ("model", Model),
+        ("dqn", DQN),
+        ("learned-model", LearnedModel),
     ],
 )
 def test_a_name_makes_a_new_tuner(name: str, kind: type) -> None:
@@ -44,7 +48,10 @@ def test_an_object_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("sharde", "unknown tuner 'sharde': give one of 'even', 'hillclimb', 'model', 'plumber', 'prop"),
+        (
+            "sharde",
+            "unknown tuner 'sharde': give one of 'dqn', 'even', 'hillclimb', 'learned-model', 'model', 'pl",
+        ),
         ("static", "or an object such as Static"),
         (Shared, r"Shared is a class: give an object, Shared\(\.\.\.\)"),
         (3, "3 is no tuner: it needs a method propose"),

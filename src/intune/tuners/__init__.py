@@ -1,14 +1,17 @@
 """Tuners: decisions without clock, thread or I/O, each in a file of its own.
 
 `shared` leaves everything open, `even` and `proportional` divide the CPUs, `model` fits how stages depend on
-concurrency and solves for the best. `hillclimb`, `plumber`, `threshold` and `tabular` decide as other systems do.
-`Static` is what a user wants, and `RandomMoves` is for tests.
+concurrency and solves for the best. `hillclimb`, `plumber`, `threshold` and `tabular` decide as other systems do,
+`dqn` and `learned-model` with networks that were trained on simulated pipelines. `Static` is what a user wants, and
+`RandomMoves` is for tests.
 """
 
 from intune._errors import PipelineError
 from intune._values import Tuner
+from intune.tuners.dqn import DQN
 from intune.tuners.even import Even
 from intune.tuners.hillclimb import HillClimb
+from intune.tuners.learned_model import LearnedModel
 from intune.tuners.model import Model
 from intune.tuners.plumber import Plumber
 from intune.tuners.proportional import Proportional
@@ -19,8 +22,10 @@ from intune.tuners.tabular import Tabular
 from intune.tuners.threshold import Threshold
 
 __all__ = [
+    "DQN",
     "Even",
     "HillClimb",
+    "LearnedModel",
     "Model",
     "Plumber",
     "Proportional",
@@ -33,8 +38,10 @@ __all__ = [
 ]
 
 _BY_NAME: dict[str, type[Tuner]] = {
+    "dqn": DQN,
     "even": Even,
     "hillclimb": HillClimb,
+    "learned-model": LearnedModel,
     "model": Model,
     "plumber": Plumber,
     "proportional": Proportional,

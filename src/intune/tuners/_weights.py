@@ -1,0 +1,83 @@
+"""Weights of small networks in files: arrays of numbers only, with a word that says what they are for."""
+
+import itertools
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intune._errors import PipelineError
+
+Floats = NDArray[np.float64]
+Layers = tuple[tuple[Floats, Floats], ...]
+
+
+def shipped(name: str) -> Traversable:
+    """A file of weights that comes with the library."""
+    return files("intune.tuners") / name
+
+
+def write(path: Path, kind: str, layers: Sequence[tuple[Floats, Floats]]) -> None:
+    """Write layers as float32 arrays `matrix_0` [inputs, outputs], `bias_0` [outputs] and so on, and `format`.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    arrays: dict[str, Any] = {"format": np.array(kind)}
+    for number, (matrix, bias) in enumerate(layers):
+        arrays[f"matrix_{number}"], arrays[f"bias_{number}"] = np.float32(matrix), np.float32(bias)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def read(path: Path | Traversable, kind: str, sizes: Sequence[int]) -> Layers:
+    """Layers that were written by `write`.
+
+    Args:
+        path: The file.
+        kind: What must stand in it as its format.
+        sizes: Inputs, sizes of the layers between, outputs.
+
+    Raises:
+        PipelineError: If the file cannot be read, is for something else, or its arrays are of other shapes or hold
+            what is no finite number.
+    """
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays: Mapping[str, NDArray[np.generic]] = dict(file)
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise PipelineError(f"{path} holds no weights that can be read: {error}") from error
+    found = str(arrays["format"]) if "format" in arrays else None
+    if found != kind:
+        raise PipelineError(f"{path} is of the format {found!r}, wanted {kind!r}: give a file made for this tuner")
+    layers = []
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        matrix = _array(arrays, f"matrix_{number}", (inputs, outputs), path)
+        layers.append((matrix, _array(arrays, f"bias_{number}", (outputs,), path)))
+    return tuple(layers)
+
+
+def forward(layers: Layers, inputs: Floats) -> Floats:
+    """What a network of such layers gives, with rectified units between them: float64[n, outputs] of [n, inputs]."""
+    *hidden, (matrix, bias) = layers
+    for weights, offset in hidden:
+        inputs = np.maximum(0.0, inputs @ weights + offset)
+    given: Floats = inputs @ matrix + bias
+    return given
+
+
+def _array(
+    arrays: Mapping[str, NDArray[np.generic]], name: str, shape: tuple[int, ...], path: Path | Traversable
+) -> Floats:
+    array = arrays.get(name)
+    if array is None or array.shape != shape or array.dtype != np.float32:
+        has = "none" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise PipelineError(f"{path}: {name} must be float32{list(shape)}, the file has {has}")
+    if not np.isfinite(array).all():
+        raise PipelineError(f"{path}: {name} holds what is no finite number")
+    return array.astype(np.float64)
