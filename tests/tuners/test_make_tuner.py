@@ -16,6 +16,8 @@ from intune.tuners import (
     make_tuner,
 )
 
+from .plant import Plant, PlantStage, run
+
 
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -24,6 +26,8 @@ from intune.tuners import (
         ("even", Even),
         ("proportional", Proportional),
         ("hillclimb", HillClimb),
+        ("hillclimb-climb", HillClimb),
+        ("hillclimb-stage-based", HillClimb),
         ("plumber", Plumber),
         ("threshold", Threshold),
         ("tabular", Tabular),
@@ -50,7 +54,7 @@ def test_an_object_is_taken_as_it_is() -> None:
     [
         (
             "sharde",
-            "unknown tuner 'sharde': give one of 'dqn', 'even', 'hillclimb', 'learned-model', 'model', 'pl",
+            "unknown tuner 'sharde': give one of 'dqn', 'even', 'hillclimb', 'hillclimb-climb'",
         ),
         ("static", "or an object such as Static"),
         (Shared, r"Shared is a class: give an object, Shared\(\.\.\.\)"),
@@ -60,3 +64,10 @@ def test_an_object_is_taken_as_it_is() -> None:
 def test_anything_else_is_refused_with_what_is_allowed(given: object, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         make_tuner(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["climb", "stage-based"])
+def test_modes_of_autotune_have_names_of_their_own(mode: str) -> None:
+    stages = [PlantStage("source", 0.001), PlantStage("work", 0.02)]
+    named, _ = run(make_tuner(f"hillclimb-{mode}"), Plant(stages), 5)
+    assert mode in named[-1].reasons["work"]

@@ -6,6 +6,9 @@ concurrency and solves for the best. `hillclimb`, `plumber`, `threshold` and `ta
 `RandomMoves` is for tests.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from intune._errors import PipelineError
 from intune._values import Tuner
 from intune.tuners.dqn import DQN
@@ -37,10 +40,12 @@ __all__ = [
     "make_tuner",
 ]
 
-_BY_NAME: dict[str, type[Tuner]] = {
+_BY_NAME: dict[str, Callable[[], Tuner]] = {
     "dqn": DQN,
     "even": Even,
     "hillclimb": HillClimb,
+    "hillclimb-climb": partial(HillClimb, "climb"),
+    "hillclimb-stage-based": partial(HillClimb, "stage-based"),
     "learned-model": LearnedModel,
     "model": Model,
     "plumber": Plumber,
