@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, StageInfo, StageSnapshot
 from intune.testing import blank_snapshot, check_tuner
 from intune.tuners import Proportional
@@ -134,3 +135,29 @@ def test_noise_moves_it_seldom_once_it_has_settled() -> None:
         moves += step > 20 and new != now
         now = new
     assert moves <= 0.05 * 600
+
+
+def test_a_margin_is_given_beyond_the_need_as_far_as_it_can_be_of_use() -> None:
+    stages = stage("a", 0.01), stage("b", 0.03)
+    assert Proportional(margin=0.3).propose(window(*stages), Budget(8)).concurrency == {"a": 3, "b": 8}
+    fetch = stage("fetch", 0.0001, wall=0.1, waits=True)
+    assert Proportional(margin=0.3).propose(window(fetch, stages[0]), Budget(8)).concurrency == {"fetch": 80, "a": 8}
+    narrow = stage("c", 0.010, max_concurrency=1)
+    assert Proportional(margin=1.0).propose(window(stages[1], narrow), Budget(8)).concurrency == {"b": 6, "c": 1}
+
+
+def test_what_is_worth_a_change_can_be_set() -> None:
+    found, now = window(stage("a", 0.01), stage("b", 0.04), now={"a": 2, "b": 6}), {"a": 2, "b": 6}
+    assert Proportional().propose(found, Budget(8)).concurrency == {"a": 2, "b": 7}
+    kept = Proportional(keep=0.9).propose(found, Budget(8))
+    assert kept.concurrency == now
+    assert kept.reasons["a"] == "as before: within 10% of the best, 160 source rows/s"
+    roomy = window(stage("a", 0.01), stage("b", 0.03), now={"a": 5, "b": 6})
+    assert Proportional().propose(roomy, Budget(8)).concurrency == {"a": 2, "b": 6}
+    assert Proportional(spare=1.5).propose(roomy, Budget(8)).concurrency == {"a": 5, "b": 6}
+
+
+@pytest.mark.parametrize("wrong", [{"keep": 0.0}, {"keep": 1.1}, {"margin": -0.1}, {"spare": -1.0}])
+def test_options_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(PipelineError, match="must be above 0 and at most 1, margin"):
+        Proportional(**wrong)
