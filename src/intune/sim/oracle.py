@@ -192,7 +192,8 @@ class _Search:
         return (*chosen[:-1], None)
 
     def _proportional(self) -> Point:
-        trace = self._played(Proportional(), self._warm + self._short)
+        # What is needed and no more: the search goes on from there.
+        trace = self._played(Proportional(keep=0.97, margin=0.0, spare=0.5), self._warm + self._short)
         if not trace.intervals:
             return (None,) * (len(self._names) + 1)
         last = trace.intervals[-1].concurrency
