@@ -1,6 +1,6 @@
 """Tuners that are compared, each given the same search of its parameters on simulated pipelines.
 
-For each tuner: 12 candidates, the present default and 11 random ones, are halved in three rounds by what the training
+For each tuner: 12 candidates, the present default and 11 random ones, go through three rounds by what the training
 loop got under them; 9,600 decisions. The one that is ahead of the default in the end is held against it on 64
 scenarios that no search has seen: only if it is better there beyond chance is it called so, and worth making it the
 default. All runs are kept in a file, so that it can be stopped and gone on with. About five minutes a tuner on one CPU.

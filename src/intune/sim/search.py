@@ -1,6 +1,6 @@
 """The same search of parameters for every tuner, so that those that are compared have been tuned with the same effort.
 
-Candidates are the tuner's default and random draws. They are halved in rounds (`Rung`): in each, all that are left play
+Candidates are the tuner's default and random draws. They go through rounds (`Rung`): in each, all that are left play
 the same new scenarios, and those with the best mean over all that they have played go on; the default always does. A
 candidate's score in a scenario is log(its rows / rows of the reference tuner there), within `MOST` on both sides, and
 the least where it ran out of memory or raised. So each tuner is given the same number of decisions.
