@@ -11,7 +11,8 @@ CACHE ?= .cache
 ARGS ?=
 
 # Measurements that take from a quarter of an hour to three hours are run one by one.
-LONG := $(addprefix benchmarks/,autotune_live.py crash_rate.py departures.py fluid_against_discrete.py memory_simulated.py soak.py tuners_live.py)
+LONG := $(addprefix benchmarks/,autotune_live.py calibrate_live.py crash_rate.py departures.py \
+	fluid_against_discrete.py memory_simulated.py search_baselines.py soak.py tuners_live.py)
 
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable

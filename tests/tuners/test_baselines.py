@@ -68,7 +68,7 @@ def test_nobody_passes_the_interpreter_lock_and_they_hold_more_or_less(name: str
 
 @pytest.mark.parametrize(
     ("name", "held"),
-    [("climb", 11), ("max-parallelism", 24), ("stage-based", 4), ("plumber", 9), ("threshold", 12), ("model", 15)],
+    [("climb", 11), ("max-parallelism", 24), ("stage-based", 4), ("plumber", 9), ("threshold", 24), ("model", 15)],
 )
 def test_a_slow_training_loop_is_fed_by_all_with_more_or_less(name: str, held: int) -> None:
     rate, total = settled(TUNERS[name](), Plant(pipeline(), trainer=1 / 80))

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, StageInfo, StageSnapshot
 from intune.testing import blank_snapshot, check_tuner
 from intune.tuners import Proportional
@@ -27,8 +28,13 @@ def window(*stages: StageSnapshot, now: dict[str, int | None] | None = None, slo
     return replace(blank, warm=True, stages=stages, allocation=allocation, **changes)
 
 
+def exact(**options: float) -> Proportional:
+    """Without a margin, and quick to lower and to change, so that what it proposes is easily told."""
+    return Proportional(**{"keep": 0.97, "margin": 0.0, "spare": 0.5, **options})
+
+
 def propose(*stages: StageSnapshot, cpus: int = 8, **changes) -> dict[str, int | None]:
-    allocation = Proportional().propose(window(*stages, **changes), Budget(cpus=cpus))
+    allocation = exact().propose(window(*stages, **changes), Budget(cpus=cpus))
     assert allocation.slots == cpus
     return dict(allocation.concurrency)
 
@@ -80,7 +86,7 @@ def test_waiting_stages_need_places_but_no_cpu() -> None:
 
 @pytest.mark.parametrize("missing", [stage("b", None), stage("b", 0.01, rows=None), stage("b", 0.01, rows=0.0)])
 def test_a_stage_without_figures_stays_open_and_takes_no_part(missing: StageSnapshot) -> None:
-    allocation = Proportional().propose(window(stage("a", 0.01), missing, stage("c", 0.03)), Budget(cpus=8))
+    allocation = exact().propose(window(stage("a", 0.01), missing, stage("c", 0.03)), Budget(cpus=8))
     assert allocation.concurrency == {"a": 2, "b": None, "c": 6}
     assert allocation.reasons == {
         "a": "busy on 2.00 items at once at 200 source rows/s",
@@ -92,7 +98,7 @@ def test_a_stage_without_figures_stays_open_and_takes_no_part(missing: StageSnap
 def test_a_cold_window_changes_nothing() -> None:
     now = {"a": 3, "b": None}
     cold = window(stage("a", 0.01), stage("b", 0.03), now=now)
-    allocation = Proportional().propose(replace(cold, warm=False), Budget(cpus=8))
+    allocation = exact().propose(replace(cold, warm=False), Budget(cpus=8))
     assert allocation.concurrency == now
     assert allocation.reasons["a"].startswith("as before")
     assert propose(stage("a", None), stage("b", None), now=now) == now
@@ -125,12 +131,39 @@ def test_other_slots_are_a_reason_to_propose_all_of_the_cpus() -> None:
     assert propose(stage("a", 0.01), stage("b", 0.03), now={"a": 3, "b": 9}, slots=4) == {"a": 3, "b": 9}
 
 
-def test_noise_moves_it_seldom_once_it_has_settled() -> None:
+@pytest.mark.parametrize("tuner", [exact(), Proportional()], ids=["exact", "default"])
+def test_noise_moves_it_seldom_once_it_has_settled(tuner: Proportional) -> None:
     draw = random.Random(0)
-    tuner, now, moves = Proportional(), None, 0
+    now, moves = None, 0
     for step in range(600):
         stages = [stage(f"s{place}", 0.01 * draw.uniform(0.9, 1.1)) for place in range(4)]
         new = dict(tuner.propose(window(*stages, now=now), Budget(cpus=8)).concurrency)
         moves += step > 20 and new != now
         now = new
     assert moves <= 0.05 * 600
+
+
+def test_a_margin_is_given_beyond_the_need_as_far_as_it_can_be_of_use() -> None:
+    stages = stage("a", 0.01), stage("b", 0.03)
+    assert exact(margin=0.3).propose(window(*stages), Budget(8)).concurrency == {"a": 3, "b": 8}
+    fetch = stage("fetch", 0.0001, wall=0.1, waits=True)
+    assert exact(margin=0.3).propose(window(fetch, stages[0]), Budget(8)).concurrency == {"fetch": 80, "a": 8}
+    narrow = stage("c", 0.010, max_concurrency=1)
+    assert exact(margin=1.0).propose(window(stages[1], narrow), Budget(8)).concurrency == {"b": 6, "c": 1}
+
+
+def test_what_is_worth_a_change_can_be_set() -> None:
+    found, now = window(stage("a", 0.01), stage("b", 0.04), now={"a": 2, "b": 6}), {"a": 2, "b": 6}
+    assert exact().propose(found, Budget(8)).concurrency == {"a": 2, "b": 7}
+    kept = exact(keep=0.9).propose(found, Budget(8))
+    assert kept.concurrency == now
+    assert kept.reasons["a"] == "as before: within 10% of the best, 160 source rows/s"
+    roomy = window(stage("a", 0.01), stage("b", 0.03), now={"a": 5, "b": 6})
+    assert exact().propose(roomy, Budget(8)).concurrency == {"a": 2, "b": 6}
+    assert exact(spare=1.5).propose(roomy, Budget(8)).concurrency == {"a": 5, "b": 6}
+
+
+@pytest.mark.parametrize("wrong", [{"keep": 0.0}, {"keep": 1.1}, {"margin": -0.1}, {"spare": -1.0}])
+def test_options_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(PipelineError, match="must be above 0 and at most 1, margin"):
+        Proportional(**wrong)

@@ -11,6 +11,11 @@ from intune.tuners import Threshold
 BUDGET = Budget(cpus=8)
 
 
+def mindspore() -> Threshold:
+    """With the numbers that MindSpore has."""
+    return Threshold(start=4, step=2, difference=0.35, busy=0.75, idle=0.35, scarce=0.5, starved=0.05)
+
+
 def stage(lacking: Mapping[Cause, float], busy: float, *, cpu_share: float = 1.0, **info: object) -> StageSnapshot:
     return StageSnapshot(
         StageInfo("work", "map", **info),
@@ -36,7 +41,7 @@ def window(found: StageSnapshot, now: int | None = 4, starved: float = 0.5) -> S
 
 
 def decide(found: StageSnapshot, now: int | None = 4, starved: float = 0.5) -> int | None:
-    return Threshold().propose(window(found, now, starved), BUDGET).concurrency["work"]
+    return mindspore().propose(window(found, now, starved), BUDGET).concurrency["work"]
 
 
 def test_it_keeps_the_contract_of_tuners() -> None:
@@ -79,10 +84,10 @@ def test_it_starts_in_the_middle_and_stays_within_what_is_useful() -> None:
 
 
 def test_reasons_say_what_was_seen() -> None:
-    found = Threshold().propose(window(stage({"input": 0.3, "room": 0.2}, 2.0)), BUDGET)
+    found = mindspore().propose(window(stage({"input": 0.3, "room": 0.2}, 2.0)), BUDGET)
     assert found.reasons == {"work": "slow: input side 70% full, output side 20%, workers use 50% of a CPU"}
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(PipelineError, match="start is 0 and step 2, must be at least 1"):
+    with pytest.raises(PipelineError, match="start is 0 and step 8, must be at least 1"):
         Threshold(start=0)

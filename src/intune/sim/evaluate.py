@@ -93,7 +93,7 @@ def evaluate(plan: Plan, out: Path, jobs: int = 1, done: Callable[[int, int], No
     if folder == out:
         raise PipelineError(f"{out}: oracles are kept in a folder of that name, so give another ending, such as .jsonl")
     make_folder(folder)
-    _mend_end(out)
+    mend_end(out)
     run = partial(_run, plan, folder)
     of = len({key[:2] for key in wanted})
     with out.open("a", encoding="utf-8") as file, closing(carry_out(work, run, jobs)) as found:
@@ -219,7 +219,7 @@ def _key(row: Row) -> Key:
     return row["family"], row["seed"], row["tuner"], row["version"], row["decisions"]
 
 
-def _mend_end(path: Path) -> None:
+def mend_end(path: Path) -> None:
     """Cut off a line that was torn, so that the next one begins a line of its own."""
     if not path.exists():
         return

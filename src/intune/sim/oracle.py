@@ -151,7 +151,9 @@ class _Search:
         """The best of the phase that begins then."""
         shared: Point = (None,) * (len(self._names) + 1)
         arrived = self._arrived(Model(), ARRIVED_SECONDS)
-        starts = [shared, arrived, self._arrived(Proportional(), self._warm + self._short)]
+        # What is needed and no more: the search goes on from there.
+        needed = self._arrived(Proportional(keep=0.97, margin=0.0, spare=0.5), self._warm + self._short)
+        starts = [shared, arrived, needed]
         starts += [self._drawn() for _ in range(self._effort.starts)]
         starts.sort(key=self._rate, reverse=True)
         for start in starts[: self._effort.descents]:

@@ -23,7 +23,7 @@ from intune.tuners._rows import as_before, cpu_per_row, most_useful, rows_finish
 
 
 class Plumber:
-    """Divides the CPUs by a linear program, now and then.
+    """Divides the CPUs by a linear program, each time or now and then.
 
     Args:
         every: Decisions from one solution to the next; what was found stays in between. A change of the budget
@@ -38,7 +38,7 @@ class Plumber:
     def __init__(
         self,
         *,
-        every: int = 10,
+        every: int = 1,
         rounding: Literal["nearest", "up"] = "up",
         disk_bytes_per_second: float | None = None,
     ) -> None:
