@@ -599,7 +599,10 @@ class TestOneStep:
             bench.step(450, 300, limit=500)
         assert set(bench.work.spares) == {40 * MIB}
         assert len(bench.work.given_up) == 1
-        assert "510 MiB are needed, 150 MiB of them by all but items in flight" in bench.work.given_up[0]
+        assert (
+            "520 MiB are needed for the next item alone, 150 MiB of them by all but items in flight"
+            in bench.work.given_up[0]
+        )
         assert bench.released >= 1
         bench.found = []
         bench.thread.step()

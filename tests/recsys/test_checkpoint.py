@@ -21,6 +21,7 @@ from intune.recsys.checkpoint import load_checkpoint, load_position, save_checkp
 from intune.recsys.config import TrainConfig  # noqa: E402
 from intune.recsys.dlrm import DLRM  # noqa: E402
 from intune.recsys.generate import write_criteo  # noqa: E402
+from intune.recsys.recall import recall  # noqa: E402
 from intune.recsys.summary import limited_by  # noqa: E402
 from intune.recsys.train import already_finished, train  # noqa: E402
 from intune.tuners import Model  # noqa: E402
@@ -372,6 +373,10 @@ class TestRuns:
         done = train(TrainConfig.read(tmp_path / "run", {"epochs": 2}), resume=True, echo=said.append)
         assert any(line.startswith("the tuner begins anew: expected what state_dict()") for line in said)
         assert done.rows_by_epoch == (2700, 2700)
+
+    @pytest.mark.parametrize("kept", [["x"], "model", 3, {"name": "model"}, {"name": "model", "state": [1]}])
+    def test_an_entry_of_a_tuner_that_is_none_ends_no_run(self, kept: Any) -> None:
+        recall("model", Model(), kept, quiet)
 
     def test_without_checkpoints_nothing_is_written(self, rows: Path, tmp_path: Path) -> None:
         train(config(rows, tmp_path / "run", epochs=1, checkpoint_seconds=0), echo=quiet)

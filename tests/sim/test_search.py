@@ -122,6 +122,10 @@ def test_a_space_that_does_not_fit_its_tuner_is_refused() -> None:
         ({"rungs": (Rung(4, 2), Rung(6, 2), Rung(2, 2))}, r"rounds of \[4, 6, 2\] candidates: each must be no larger"),
         ({"rungs": (Rung(4, 2), Rung(3, 2))}, r"rounds of \[4, 3\] candidates: .* the last 2"),
         ({"rungs": ()}, r"rounds of \[\] candidates"),
+        ({"rungs": (Rung(2, 0),)}, "scenarios of round 1: 0, must be at least 1"),
+        ({"decisions": 0}, "decisions: 0, must be at least 1"),
+        ({"validation": -1}, "validation: -1, must be at least 1"),
+        ({"first_seed": -5}, "must not be below 0"),
         ({"first_seed": 0, "validation_seed": 50}, "seeds from 50 on are those of search and of validation"),
     ],
 )

@@ -107,6 +107,50 @@ def test_a_stage_that_no_longer_slows_down_is_set_free(state: Mapping[str, Any])
     assert rates[-1] >= 340
 
 
+@pytest.mark.parametrize(("slope", "bend"), [(3.0, 0.0), (1.0, 0.0), (0.0, 0.2), (0.0, 1.0)])
+def test_one_at_a_time_is_not_for_ever(slope: float, bend: float) -> None:
+    """With one at once nothing would show that the stage no longer slows down, so more is tried now and then."""
+    slow = (SOURCE, replace(BENDING, bend=bend, slope=slope), LAST)
+    flat = (SOURCE, replace(BENDING, bend=0.0), LAST)
+    _, rates = run(remembering(kept(slow)), plant(flat), 20)
+    assert rates[-1] >= 340
+    changing, tuner = plant(slow), Model()
+    run(tuner, changing, 20)
+    changing.stages = list(flat)
+    assert run(tuner, changing, 100)[1][-1] >= 340
+
+
+def test_what_still_slows_down_is_tried_ever_more_seldom() -> None:
+    slow = (SOURCE, replace(BENDING, bend=0.0, slope=3.0), LAST)
+    applied, _ = run(Model(), plant(slow), 400)
+    tried = [place for place, each in enumerate(applied) if "may no longer slow down" in each.reasons["work"]]
+    assert 3 <= len(tried) <= 9
+    assert tried[0] >= 64
+
+
+def test_a_tuner_that_gets_another_pipeline_begins_anew_and_says_so() -> None:
+    tuner = Model()
+    run(tuner, plant(), 10)
+    other = (SOURCE, replace(BENDING, name="other"), LAST)
+    with pytest.warns(UserWarning, match=r"other \(map\), last \(map\): it is left out"):
+        again = run(tuner, plant(other), 10)
+    assert again == run(Model(), plant(other), 10)
+
+
+def test_where_warnings_are_errors_the_tuner_goes_on(state: Mapping[str, Any]) -> None:
+    tuner = remembering(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(tuner, plant((SOURCE, LAST)), 5) == run(Model(), plant((SOURCE, LAST)), 5)
+
+
+def test_a_warning_names_only_the_first_stages() -> None:
+    stages = [[f"stage{place}", "map"] for place in range(10**5)]
+    tuner = remembering({"format": "intune model 1", "stages": stages, "known": [], "slowing": []})
+    with pytest.warns(UserWarning, match=r"stage11 \(map\) and 99988 more, not of source"):
+        run(tuner, plant(), 1)
+
+
 def test_a_stage_that_waits_begins_with_few_all_the_same() -> None:
     """Many fetches begun at once share a network, so that the first one would be done when the last one is."""
     fetching = (replace(SOURCE, seconds=0.05, waits=True), LAST)
@@ -118,6 +162,13 @@ def test_it_keeps_the_contract_of_tuners(state: Mapping[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of stages other than these
         check_tuner(remembering(state))
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
 
 
 def spoilt(state: Mapping[str, Any], change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -146,6 +197,19 @@ def spoilt(state: Mapping[str, Any], change: Callable[[dict[str, Any]], object])
         lambda state: state["known"][0]["fit"].update(information=[[1.0, 0, 0], [0, -1.0, 0], [0, 0, 1.0]]),
         lambda state: state["known"][0]["fit"].update(information=[[1.0, 2.0, 0], [0, 1.0, 0], [0, 0, 1.0]]),
         lambda state: state["known"][0]["fit"].update(information=[[float("nan")] * 3] * 3),
+        lambda state: state["known"][0]["fit"].update(information=[[1e300, 0, 0], [0, 1e300, 0], [0, 0, 1e300]]),
+        lambda state: state["known"][0]["fit"].update(seconds=10**400),
+        lambda state: state["known"][0]["fit"].update(seconds=5e-324),
+        lambda state: state["known"][0]["fit"].update(mean=[1e300, 0.0, 0.0]),
+        lambda state: state["known"][0]["fit"].update(misfit=True),
+        lambda state: state["known"][0].update(waits=1),
+        lambda state: state["known"][0].update(executor="gpu"),
+        lambda state: state["known"][0].update(kind=b"map"),
+        lambda state: state["known"][0].update(busy=None),
+        lambda state: state["known"][0].update(busy=10**400),
+        lambda state: state["known"][0].update(held_up=2.0),
+        lambda state: state["known"][0].update(process_bytes=None),
+        lambda state: state.update(format=nested(5000)),
     ],
 )
 def test_what_no_tuner_gave_is_refused_and_changes_nothing(
@@ -157,7 +221,7 @@ def test_what_no_tuner_gave_is_refused_and_changes_nothing(
     assert run(tuner, plant(), 5) == run(Model(), plant(), 5)
 
 
-@pytest.mark.parametrize("given", [None, [], "state", 3])
+@pytest.mark.parametrize("given", [None, [], "state", 3, np.zeros(3), np.float64(1.0)], ids=repr)
 def test_what_is_no_mapping_is_refused(given: Any) -> None:
     with pytest.raises(PipelineError, match="expected"):
         Model().load_state_dict(given)
@@ -167,7 +231,7 @@ def test_what_is_no_mapping_is_refused(given: Any) -> None:
     seconds=st.floats(1e-9, 1e3),
     mean=st.tuples(st.floats(-10, 100), st.floats(-5, 50), st.floats(-5, 50)),
     sure=st.floats(1e-6, 1e9),
-    busy=st.floats(0, 1e4),
+    busy=st.floats(0, 1024),
     cpus=st.integers(1, 64),
 )
 @settings(max_examples=60, deadline=None)

@@ -1,3 +1,4 @@
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from importlib.resources import files
@@ -125,3 +126,22 @@ def test_one_tuner_does_not_take_the_weights_of_the_other(tmp_path: Path) -> Non
     DQN(path)
     with pytest.raises(PipelineError, match="of the format 'intune dqn 1', wanted 'intune learned-model 1'"):
         LearnedModel(str(path))
+
+
+def test_of_a_file_that_holds_gigabytes_only_what_is_wanted_is_read(tmp_path: Path) -> None:
+    """A small file whose arrays are huge once they are unpacked: one that nobody asks for, and one that is wanted."""
+    path = tmp_path / "w.npz"
+    path.write_bytes((files("intune.tuners") / "dqn.npz").read_bytes())
+    huge = np.zeros(2**24, np.float32)  # 64 MiB of zeros take 64 KiB
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("extra.npy", "w") as member:
+        np.lib.format.write_array(member, huge)
+    tracemalloc.start()
+    try:
+        DQN(path)
+        arrays = {"format": np.array(dqn.FORMAT), "matrix_0": huge}
+        np.savez_compressed(path, **arrays)
+        with pytest.raises(PipelineError, match="matrix_0"):
+            DQN(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()

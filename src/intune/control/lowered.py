@@ -102,10 +102,10 @@ class LoweredLimits:
     def _why(self, use: MemoryUse, held_bytes: int, lacking: int) -> str:
         highest, used = self._highest[use.limit_from], use.used_bytes or 0
         came = "was set to" if math.isinf(highest) else f"was lowered from {size(int(highest))} to"
-        rest = size(max(0, used - held_bytes))
+        rest, needed = size(max(0, used - held_bytes)), math.ceil((used + lacking) / STRICT)
         return (
             f"the memory limit ({use.limit_from}) {came} {size(use.limit_bytes)} while the loader ran, too little for "
-            f"it to go on: {size(used + lacking)} are needed, {rest} of them by all but items in flight"
+            f"it to go on: {size(needed)} are needed for the next item alone, {rest} of them by all but items in flight"
         )
 
 

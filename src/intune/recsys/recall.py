@@ -25,7 +25,7 @@ def kept(name: str, tuner: Tuner) -> dict[str, Any] | None:
     return {"name": name, "state": tuner.state_dict()} if isinstance(tuner, Remembers) else None
 
 
-def recall(name: str, tuner: Tuner, position: Mapping[str, Any] | None, echo: Callable[[str], object]) -> None:
+def recall(name: str, tuner: Tuner, position: object, echo: Callable[[str], object]) -> None:
     """Give a tuner what one of the same name had learnt; where that is of no use it says so and begins anew.
 
     Args:
@@ -34,7 +34,7 @@ def recall(name: str, tuner: Tuner, position: Mapping[str, Any] | None, echo: Ca
         position: What `kept` gave; None = nothing.
         echo: Is told where it cannot be used: no run ends because of it.
     """
-    if position is None or not isinstance(tuner, Remembers) or position.get("name") != name:
+    if not isinstance(position, Mapping) or not isinstance(tuner, Remembers) or position.get("name") != name:
         return
     try:
         tuner.load_state_dict(position.get("state", {}))

@@ -70,6 +70,13 @@ class Plan:
         sizes = [rung.candidates for rung in self.rungs]
         if sizes != sorted(sizes, reverse=True) or sizes[-1:] != [2]:
             raise PipelineError(f"rounds of {sizes} candidates: each must be no larger than the one before, the last 2")
+        numbers = {"decisions": self.decisions, "validation": self.validation}
+        numbers |= {f"scenarios of round {place}": rung.scenarios for place, rung in enumerate(self.rungs, 1)}
+        for name, value in numbers.items():
+            if value < 1:
+                raise PipelineError(f"{name}: {value}, must be at least 1")
+        if min(self.first_seed, self.validation_seed) < 0:
+            raise PipelineError(f"seeds {self.first_seed} and {self.validation_seed} must not be below 0")
         searched = range(self.first_seed, self.first_seed + self.scenarios)
         validated = range(self.validation_seed, self.validation_seed + self.validation)
         if both := set(searched) & set(validated):

@@ -1,12 +1,11 @@
 """What is known of each stage, learnt from windows; see `model` for what is made of it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from intune._values import Snapshot, StageInfo, StageSnapshot
-from intune.tuners._fit import Point, StageFit
+from intune.tuners._fit import MOST_SECONDS, Point, StageFit, number
 from intune.tuners._rows import cpu_per_row, trainer_per_row, wall_per_row
 
 LOCK_FREE_SECONDS, LOCK_HELD_SECONDS = 3e-4, 2e-3
@@ -51,8 +50,15 @@ class Belief:
     held_up: float = 0.0
 
 
-NUMBERS = ("cpu_seconds", "lock_share", "busy", "saturated", "process_bytes", "held_up")
-"""What is kept of a belief beside its fit."""
+NUMBERS: Mapping[str, tuple[bool, float]] = {
+    "cpu_seconds": (True, MOST_SECONDS),
+    "lock_share": (True, 1.0),
+    "busy": (False, MOST_BUSY),
+    "saturated": (True, MOST_BUSY),
+    "process_bytes": (False, 1e15),
+    "held_up": (False, 1.0),
+}
+"""What is kept of a belief beside its fit: whether it may be unknown, and the most that it can be."""
 
 
 class Beliefs:
@@ -91,17 +97,24 @@ class Beliefs:
         """Begin with what an earlier run knew.
 
         Raises:
-            ValueError, TypeError, KeyError: If it is nothing that `state_dict` gave.
+            Exception: Of some kind, if it is nothing that `state_dict` gave.
         """
         found = {}
         for each in state:
             fit = StageFit(forgetting=self._forgetting, noise=self._noise)
             fit.remember(each["fit"])
-            numbers = {field: each[field] for field in NUMBERS}
-            if not all(value is None or 0 <= value < math.inf for value in numbers.values()):
-                raise ValueError(f"numbers from 0 on, not {numbers}")
-            info = StageInfo(each["name"], each["kind"], each["executor"], waits=each["waits"])
-            found[info.name] = Belief(info, fit, **numbers)
+            name, kind, executor, waits = each["name"], each["kind"], each["executor"], each["waits"]
+            if not isinstance(name, str) or not isinstance(kind, str) or executor not in ("thread", "process"):
+                raise ValueError("a stage has a name, a kind, and the executor 'thread' or 'process'")
+            if waits is not None and waits is not True and waits is not False:
+                raise ValueError("whether a stage waits is true, false or null")
+            numbers: dict[str, Any] = {}
+            for field, (optional, most) in NUMBERS.items():
+                value = each[field]
+                numbers[field] = None if value is None and optional else number(value, 0.0, most)
+            numbers["saturated"] = None if numbers["saturated"] is None else int(numbers["saturated"])
+            numbers["process_bytes"] = int(numbers["process_bytes"])
+            found[name] = Belief(StageInfo(name, kind, executor, waits=waits), fit, **numbers)
         self.stages = found
 
     def learn(self, snapshot: Snapshot) -> frozenset[str]:
@@ -127,8 +140,7 @@ class Beliefs:
             return False
         belief = self.stages.get(stage.name)
         if belief is None:
-            fit = StageFit(forgetting=self._forgetting, noise=self._noise)
-            belief = self.stages[stage.name] = Belief(stage.info, fit)
+            belief = Belief(stage.info, StageFit(forgetting=self._forgetting, noise=self._noise))
         belief.info = stage.info
         belief.busy = min(stage.in_hand_mean or stage.busy_seconds / snapshot.window_seconds, MOST_BUSY)
         belief.saturated = stage.saturated_concurrency
@@ -140,7 +152,9 @@ class Beliefs:
             belief.cpu_seconds = _mean(belief.cpu_seconds, min(cpu, seconds))
         own = (1 - lost_share) / (stage.source_rows_per_item or 1.0)
         points = [Point(crowd, items, wall * own) for crowd, items, wall in stage.wall_seconds_by_crowd]
-        return belief.fit.observe(points or [Point(belief.busy, stage.items_out, seconds * (1 - lost_share))])
+        changed = belief.fit.observe(points or [Point(belief.busy, stage.items_out, seconds * (1 - lost_share))])
+        self.stages[stage.name] = belief  # only now, as another thread may ask for what is known
+        return changed
 
     def _learn_lock(self, snapshot: Snapshot, lost: Mapping[str, float]) -> None:
         """How much of their CPU time stages on threads hold the interpreter lock.

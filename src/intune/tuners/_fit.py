@@ -42,8 +42,11 @@ LEAST_BASE = 0.02
 REMEMBERED = 0.25
 """Weight of what an earlier run knew: it may have run on another machine."""
 
-LEAST_SECONDS = 1e-15
-"""Seconds a row that count as none."""
+LEAST_SECONDS, MOST_SECONDS = 1e-15, 1e9
+"""Seconds a row that count as none; and that no row takes."""
+
+MOST_MISFIT, MOST_SHAPE, MOST_SURE = 100.0, 1e6, 1e15
+"""Bounds of what is kept: the misfit, base, slope and bend in units of the seconds, and how sure they are."""
 
 
 class Point(NamedTuple):
@@ -82,14 +85,14 @@ class StageFit:
         """Begin with what an earlier one knew, less sure of it.
 
         Raises:
-            ValueError, TypeError, KeyError: If it is nothing that `state_dict` gave.
+            Exception: Of some kind, if it is nothing that `state_dict` gave.
         """
-        scale, misfit = float(state["seconds"]), float(state["misfit"])
-        mean, information = (np.array(state[name], dtype=np.float64) for name in ("mean", "information"))
-        if mean.shape != (3,) or information.shape != (3, 3) or not np.isfinite([*mean, scale, misfit]).all():
-            raise ValueError(f"three finite numbers and a matrix of three by three, not {mean} and {information}")
-        if scale <= 0 or misfit < 1 or not np.allclose(information, information.T):
-            raise ValueError(f"seconds {scale}, misfit {misfit} or information {information} cannot be")
+        scale, misfit = number(state["seconds"], LEAST_SECONDS, MOST_SECONDS), number(state["misfit"], 1.0, MOST_MISFIT)
+        mean = np.array([number(each, -MOST_SHAPE, MOST_SHAPE) for each in state["mean"]])
+        rows = [[number(each, -MOST_SURE, MOST_SURE) for each in row] for row in state["information"]]
+        information = np.array(rows)
+        if mean.shape != (3,) or information.shape != (3, 3) or not np.allclose(information, information.T):
+            raise ValueError("a fit has a mean of three numbers and a symmetric matrix of three by three")
         np.linalg.cholesky(information)  # says so if it is not positive
         self._scale, self._mean, self._misfit = scale, mean, misfit
         self._information = REMEMBERED * information + (1 - REMEMBERED) * np.diag(PRIOR**-2.0)
@@ -178,7 +181,7 @@ class StageFit:
     def _scatter(self, off: float) -> None:
         """A window was so many deviations off by chance; 0 = none was."""
         if off:
-            self._misfit = min(100.0, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
+            self._misfit = min(MOST_MISFIT, max(1.0, self._misfit * (0.9 + 0.1 * min(off**2, SURPRISE**2))))
 
     def _learn(
         self,
@@ -229,3 +232,14 @@ class StageFit:
 def _features(busy: float) -> NDArray[np.float64]:
     more = max(1.0, busy) - 1
     return np.array([1.0, more, more * (more + 1)])
+
+
+def number(value: object, least: float, most: float) -> float:
+    """The same as a float.
+
+    Raises:
+        ValueError: If it is no number, or out of these bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"a number from {least:g} to {most:g} is wanted, not a {type(value).__name__} beyond that")
+    return float(value)

@@ -2,15 +2,19 @@
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from intune._errors import PipelineError
-from intune._values import StageInfo
+from intune._values import Snapshot
 from intune.tuners._beliefs import Beliefs
 
 FORMAT = "intune model 1"
 """What a kept state says of itself. Raised with each change of what is in it."""
+
+LONGEST, MOST_SAID = 300, 12
+"""Characters of an error, and stages in a warning."""
 
 StageKey = tuple[str, str]
 """Name and kind of a stage."""
@@ -31,9 +35,9 @@ class Remembered:
     slowing: Collection[str]
 
     @classmethod
-    def of(cls, infos: Sequence[StageInfo], beliefs: Beliefs, slowing: Collection[str]) -> "Remembered":
-        """What a run knows of its stages."""
-        return cls([_key(info) for info in infos], beliefs, slowing)
+    def of(cls, last: Snapshot | None, beliefs: Beliefs, slowing: Collection[str]) -> "Remembered":
+        """What a run knows of its stages, those of the last snapshot; None = it has not begun."""
+        return cls(stage_keys(last) if last else [], beliefs, slowing)
 
     @classmethod
     def read(cls, state: Mapping[str, Any], beliefs: Beliefs) -> "Remembered":
@@ -48,33 +52,31 @@ class Remembered:
         """
         try:
             if state["format"] != FORMAT:
-                raise ValueError(f"format {state['format']!r}, this version reads {FORMAT!r}")
+                raise ValueError(f"its format is not {FORMAT!r}")
             beliefs.remember(state["known"])
             stages = [(str(name), str(kind)) for name, kind in state["stages"]]
-            if strange := set(beliefs.stages) - {name for name, _ in stages}:
-                raise ValueError(f"figures of stages that are not among its own: {sorted(strange)}")
+            if not set(beliefs.stages) <= {name for name, _ in stages}:
+                raise ValueError("it has figures of stages that are not among its own")
             return cls(stages, beliefs, frozenset(map(str, state["slowing"])) & beliefs.stages.keys())
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PipelineError(
-                f"expected what state_dict() of the tuner gave, got something else: {error!r}"
-            ) from error
+        # By what is wrong with it, Python and numpy raise errors of a dozen classes, OverflowError and RecursionError
+        # among them.
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:LONGEST]
+            raise PipelineError(f"expected what state_dict() of a tuner gave, got something else: {why}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Small, JSON."""
         known = self.beliefs.state_dict()
         return {"format": FORMAT, "stages": [*map(list, self.stages)], "known": known, "slowing": sorted(self.slowing)}
 
-    def fits(self, infos: Sequence[StageInfo]) -> bool:
+    def fits(self, snapshot: Snapshot) -> bool:
         """Whether these are the stages that it is of, in the same order; if not, a warning says so.
 
         A stage that ran in processes then and runs on threads now, or the other way round, is as good as unknown.
         """
-        here = [_key(info) for info in infos]
-        if self.stages != here:
-            told = f"what the tuner remembers is of stages {_said(self.stages)}, not of {_said(here)}: it is left out"
-            warnings.warn(told, stacklevel=2)
+        if not same_stages(self.stages, snapshot):
             return False
-        for info in infos:
+        for info in (stage.info for stage in snapshot.stages):
             if belief := self.beliefs.stages.get(info.name):
                 if belief.info.executor != info.executor:
                     del self.beliefs.stages[info.name]
@@ -82,9 +84,22 @@ class Remembered:
         return True
 
 
-def _key(info: StageInfo) -> StageKey:
-    return info.name, info.kind
+def stage_keys(snapshot: Snapshot) -> list[StageKey]:
+    """What tells the stages of one pipeline from those of another."""
+    return [(stage.info.name, stage.info.kind) for stage in snapshot.stages]
+
+
+def same_stages(known: Sequence[StageKey], snapshot: Snapshot) -> bool:
+    """Whether these are the stages of a snapshot, in the same order; if not, a warning says so."""
+    here = stage_keys(snapshot)
+    if known == here:
+        return True
+    said = f"what the tuner remembers is of stages {_said(known)}, not of {_said(here)}: it is left out"
+    with suppress(UserWarning):  # where warnings are errors: a tuner that raises would be put aside for it
+        warnings.warn(said, stacklevel=2)
+    return False
 
 
 def _said(stages: Sequence[StageKey]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in stages) or "none"
+    said = ", ".join(f"{name} ({kind})" for name, kind in stages[:MOST_SAID]) or "none"
+    return f"{said} and {len(stages) - MOST_SAID} more" if len(stages) > MOST_SAID else said

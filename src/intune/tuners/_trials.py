@@ -2,8 +2,9 @@
 
 How items take longer the more there are at once shows by itself, as that number varies, but only up to what was ever
 allowed. So each stage begins with few at once (`Ramp`), and where the stage that holds up all others might be faster
-with a few more or less, that is tried for one decision (`Trials`); and one process more where all are busy though
-memory is thought to be what holds up (`OneMore`).
+with a few more or less, that is tried for one decision (`Trials`). What nothing speaks for is tried ever more seldom
+(`Probe`): one process more where all are busy though memory is thought to be what holds up; and twice as many of a
+stage that is limited because it slowed down, as with few at once it would not show if it no longer did.
 """
 
 from collections.abc import Collection, Mapping
@@ -124,31 +125,35 @@ class Trials:
         return max(hoped, key=lambda level: hoped[level])
 
 
-class OneMore:
-    """Tries one process more where memory is thought to set the rate, though all processes of the stage are busy.
+class Probe:
+    """Tries more of something for some decisions, though nothing that is known promises that it helps.
 
-    How many bytes of items a rate takes is known from above only while items aren't what it waits for. The process
-    needs time to start, so this goes on for some decisions; each time the pause after it gets longer.
+    After each time the pause gets longer.
 
     Args:
         every: Decisions at least between two; four times as many after each further one. 0 = none at all.
+        lasts: Decisions that one takes: a process needs time to start, and one window alone may be chance.
     """
 
-    LASTS = 6
-    """Decisions that a trial takes."""
-
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, lasts: int) -> None:
         self._every = self._pause = every
+        self._lasts = lasts
         self._since = self._left = 0
         self._level = 0
 
-    def level(self, now: int, busy: bool, changed: bool) -> int | None:
+    @property
+    def going_on(self) -> bool:
+        """Whether it will try more at the next decision, too."""
+        return self._left > 0
+
+    def level(self, now: int, more: int, worth: bool, changed: bool) -> int | None:
         """What the stage is to be tried at; None = what it would get.
 
         Args:
             now: What it would get.
-            busy: Whether all its processes are, and the training loop waits.
-            changed: Whether a stage was found to have changed: then trials may pay again.
+            more: What might be tried instead.
+            worth: Whether there is a reason to.
+            changed: Whether a stage was found to have changed: then it may pay again.
         """
         if changed:
             self._pause, self._left = self._every, 0
@@ -156,8 +161,8 @@ class OneMore:
             self._left -= 1
             return self._level if self._level > now else None
         self._since += 1
-        if not self._every or self._since <= self._pause or not busy:
+        if not self._every or self._since <= self._pause or not worth or more <= now:
             return None
         self._pause *= TRY_LESS
-        self._since, self._left, self._level = 0, self.LASTS - 1, now + 1
+        self._since, self._left, self._level = 0, self._lasts - 1, more
         return self._level

@@ -1,8 +1,9 @@
 """Weights of small networks in files: arrays of numbers only, with a word that says what they are for."""
 
 import itertools
+import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -15,6 +16,10 @@ from intune._errors import PipelineError
 
 Floats = NDArray[np.float64]
 Layers = tuple[tuple[Floats, Floats], ...]
+
+
+HEADER = 4096
+"""Bytes that an array takes in a file beside its numbers, at most."""
 
 
 def shipped(name: str) -> Traversable:
@@ -47,19 +52,31 @@ def read(path: Path | Traversable, kind: str, sizes: Sequence[int]) -> Layers:
         PipelineError: If the file cannot be read, is for something else, or its arrays are of other shapes or hold
             what is no finite number.
     """
+    shapes = dict(_shapes(sizes))
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays: Mapping[str, NDArray[np.generic]] = dict(file)
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        with path.open("rb") as opened:
+            members = {info.filename: info.file_size for info in zipfile.ZipFile(opened).infolist()}
+            most = {"format": HEADER} | {name: HEADER + 4 * math.prod(shape) for name, shape in shapes.items()}
+            # Only what is wanted is read, and only if it has the right size: a small file can hold gigabytes.
+            wanted = [name for name in most if members.get(f"{name}.npy", math.inf) <= most[name]]
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                arrays = {name: np.asarray(file[name]) for name in wanted}
+    # By where a file is damaged, zipfile, zlib and numpy raise errors of a dozen classes.
+    except Exception as error:
         raise PipelineError(f"{path} holds no weights that can be read: {error}") from error
     found = str(arrays["format"]) if "format" in arrays else None
     if found != kind:
         raise PipelineError(f"{path} is of the format {found!r}, wanted {kind!r}: give a file made for this tuner")
-    layers = []
+    flat = [_array(arrays, name, shape, path) for name, shape in shapes.items()]
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _shapes(sizes: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each array, matrix and bias of each layer in turn."""
     for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-        matrix = _array(arrays, f"matrix_{number}", (inputs, outputs), path)
-        layers.append((matrix, _array(arrays, f"bias_{number}", (outputs,), path)))
-    return tuple(layers)
+        yield f"matrix_{number}", (inputs, outputs)
+        yield f"bias_{number}", (outputs,)
 
 
 def forward(layers: Layers, inputs: Floats) -> Floats:

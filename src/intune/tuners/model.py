@@ -39,9 +39,10 @@ from intune._errors import PipelineError
 from intune._values import Allocation, Budget, Snapshot, memory_uses
 from intune.tuners._beliefs import NEWEST, STARVED, Belief, Beliefs, computes_on_threads
 from intune.tuners._plan import Best, Limits, Line, best, enough, predict
-from intune.tuners._remembered import Remembered
+from intune.tuners._proposals import all_open, at_most, in_words, too_much, tried_at
+from intune.tuners._remembered import Remembered, same_stages, stage_keys
 from intune.tuners._rows import in_force, most_useful, rows_of_source_row
-from intune.tuners._trials import OneMore, Ramp, Trials
+from intune.tuners._trials import Probe, Ramp, Trials
 
 HOLDS_LOCK = 0.2
 """Share of a stage's CPU time in which it holds the lock, from which it is given no more threads than it can use."""
@@ -61,6 +62,12 @@ busy for more than the second; and from where on one more of them might be of us
 
 MOST_HELD_UP = 0.9
 """Share of the time in which a stage is held up that is counted at most."""
+
+ONE_MORE_LASTS, RECHECK_LASTS = 6, 3
+"""Decisions for which one process more is tried; and for which it is tried whether a stage still slows down."""
+
+RECHECK_EVERY, RECHECK_REMEMBERED = 64, 8
+"""Decisions after which the latter is done for the first time, of what this run and of what an earlier one found."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
@@ -95,12 +102,19 @@ class Model:
             raise PipelineError(
                 f"margin {margin} and try_every {try_every} must not be below 0, noise {noise} above it"
             )
-        self._margin, self._keep = margin, keep
+        self._margin, self._keep, self._try_every = margin, keep, try_every
         self._new_beliefs = partial(Beliefs, forgetting, noise, least_items)
-        self._learnt = self._new_beliefs()
         self._remembered: Remembered | None = None  # until it is compared with the first snapshot
-        self._trials = Trials(try_every, 1 / keep)
-        self._one_more = OneMore(try_every)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing."""
+        try_every = self._try_every
+        self._learnt = self._new_beliefs()
+        self._trials = Trials(try_every, 1 / self._keep)
+        self._one_more = Probe(try_every, ONE_MORE_LASTS)
+        self._recheck = Probe(RECHECK_EVERY if try_every else 0, RECHECK_LASTS)
+        self._rechecked: str | None = None  # the stage that the last one was about
         self._ramp = Ramp() if try_every else None
         self._slowing: set[str] = set()  # stages that were last found to slow down
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
@@ -115,10 +129,8 @@ class Model:
 
     def state_dict(self) -> dict[str, Any]:
         """What was learnt of the stages, for `load_state_dict` of the next run of the same pipeline: small, JSON."""
-        if self._remembered is not None:
-            return self._remembered.state_dict()
-        infos = [stage.info for stage in self._last.stages] if self._last else []
-        return Remembered.of(infos, self._learnt, self._slowing).state_dict()
+        known = self._remembered or Remembered.of(self._last, self._learnt, self._slowing)
+        return known.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin with what an earlier run learnt; stages that it knew do not begin with few at once.
@@ -135,16 +147,21 @@ class Model:
         self._remembered = Remembered.read(state, self._new_beliefs())
 
     def _recall(self, remembered: Remembered, snapshot: Snapshot) -> None:
-        self._remembered = None
-        if remembered.fits([stage.info for stage in snapshot.stages]):
+        """Begin with what an earlier run knew, if it is of these stages."""
+        self._begin()
+        if remembered.fits(snapshot):
             self._learnt, self._slowing = remembered.beliefs, set(remembered.slowing)
+            self._recheck = Probe(RECHECK_REMEMBERED if self._try_every else 0, RECHECK_LASTS)
             # Many fetches begun at once would share a network so that the first one is done when the last one is.
             known = frozenset(name for name, belief in self.beliefs.items() if not belief.info.waits)
             self._ramp = Ramp(known) if self._ramp else None
+        self._remembered = None
 
     def _decide(self, snapshot: Snapshot, budget: Budget) -> Allocation:
         if self._remembered is not None:
             self._recall(self._remembered, snapshot)
+        elif self._last is not None and not same_stages(stage_keys(self._last), snapshot):
+            self._begin()
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         if not ramped:
@@ -152,14 +169,16 @@ class Model:
         lines = self._lines(budget)
         self._known = budget, lines
         if not lines:
-            return _at_most(_all_open(snapshot, budget), ramped, budget)
+            return at_most(all_open(snapshot, budget), ramped, budget)
         self._slowing = {line.name for line in lines if line.slows}
         found, within = self._bests(lines, budget)
         self._learn_slots(found, snapshot, budget)
         target = self._solve(lines, found, within, snapshot, budget)
         if ramped:
-            return _at_most(target, ramped, budget)
+            return at_most(target, ramped, budget)
         if tried := self._trial(lines, found, target, snapshot, budget, bool(changed)):
+            return tried
+        if tried := self._checked_again(lines, found, target, snapshot, bool(changed)):
             return tried
         if within.bound == "memory" and (tried := self._with_one_more(lines, target, snapshot, bool(changed))):
             return tried
@@ -205,7 +224,7 @@ class Model:
         if self._last is None:
             raise PipelineError("no window was seen yet: call update(snapshot) first")
         if not (lines := self._lines(budget)):
-            return _all_open(self._last, budget)
+            return all_open(self._last, budget)
         return self._solve(lines, *self._bests(lines, budget), self._last, budget)
 
     @property
@@ -317,7 +336,7 @@ class Model:
 
     def _solve(self, lines: list[Line], found: Best, within: Best, snapshot: Snapshot, budget: Budget) -> Allocation:
         """The least concurrency and slots that reach the best rate, and the processes for the best within memory."""
-        unknown = _all_open(snapshot, budget)
+        unknown = all_open(snapshot, budget)
         concurrency, reasons = dict(unknown.concurrency), dict(unknown.reasons)
         lock_seconds = sum(line.lock_seconds for line in lines)
         spare = self._spare_processes(lines, within, budget)
@@ -347,7 +366,7 @@ class Model:
         """The concurrency of a stage, and why."""
         need, when_open = line.need(found.rate), self._open(line.name, budget)
         wanted = enough(line, found.rate, margin)
-        busy = f"busy on {need:.2f} at {_said(found)}"
+        busy = f"busy on {need:.2f} at {in_words(found)}"
         if line.process:
             return wanted, f"{busy}; each process more costs memory"
         if line.slows:
@@ -403,7 +422,26 @@ class Model:
         level = self._trials.level(belief, line, now, snapshot, changed)
         if level is None:
             return None
-        return _tried(target, line.name, level, f"instead of {now}: it might be faster")
+        return tried_at(target, line.name, level, f"instead of {now}: it might be faster")
+
+    def _checked_again(
+        self, lines: list[Line], found: Best, target: Allocation, snapshot: Snapshot, changed: bool
+    ) -> Allocation | None:
+        """The target with twice as many for a stage that holds up all others and is limited because it slowed down.
+
+        With few at once it would not show if it no longer did.
+        """
+        asked = self._rechecked if self._recheck.going_on else found.bound
+        line = next((line for line in lines if line.name == asked and line.slows and not line.process), None)
+        now = None if line is None else target.concurrency[line.name]
+        if line is None or now is None:
+            return None
+        starved = snapshot.consumer.wait_share > STARVED
+        level = self._recheck.level(now, min(2 * now, line.most), starved, changed)
+        if level is None:
+            return None
+        self._rechecked = line.name
+        return tried_at(target, line.name, level, f"instead of {now}: it may no longer slow down")
 
     def _with_one_more(
         self, lines: list[Line], target: Allocation, snapshot: Snapshot, changed: bool
@@ -413,15 +451,15 @@ class Model:
         stage = next(stage for stage in snapshot.stages if stage.name == most.name)
         busy = stage.in_hand_mean > ALL_BUSY * (stage.processes_live or 1) and snapshot.consumer.wait_share > STARVED
         now = target.concurrency[most.name]
-        level = None if now is None or now >= most.most else self._one_more.level(now, busy, changed)
+        level = None if now is None or now >= most.most else self._one_more.level(now, now + 1, busy, changed)
         if level is None:
             return None
         why = f"instead of {now}: all are busy, and what memory allows is known from below only"
-        return _tried(target, most.name, level, why)
+        return tried_at(target, most.name, level, why)
 
     def _differs(self, now: Allocation, target: Allocation, snapshot: Snapshot, budget: Budget) -> bool:
         """Whether what is in force holds much more than is wanted, or has limits where none are, or is too little."""
-        if _too_much(now.slots, target.slots):
+        if too_much(now.slots, target.slots):
             return True
         starved = snapshot.consumer.wait_share > STARVED
         if now.slots < target.slots and starved:
@@ -433,47 +471,6 @@ class Model:
                     return True
                 continue
             has = self._at_most(name, given, budget)
-            if (given is None and has > wanted) or _too_much(has, wanted) or (starved and _too_much(wanted, has)):
+            if (given is None and has > wanted) or too_much(has, wanted) or (starved and too_much(wanted, has)):
                 return True
         return False
-
-
-def _tried(target: Allocation, name: str, level: int, why: str) -> Allocation:
-    """The target but for one stage, which is tried at a level."""
-    return replace(
-        target,
-        concurrency={**target.concurrency, name: level},
-        reasons={**target.reasons, name: f"a trial at {level} {why}"},
-    )
-
-
-def _too_much(given: int, wanted: int) -> bool:
-    """More than half as much again, and more than one more."""
-    return given > wanted + max(1, wanted // 2)
-
-
-def _all_open(snapshot: Snapshot, budget: Budget) -> Allocation:
-    names = [stage.name for stage in snapshot.stages]
-    return Allocation(dict.fromkeys(names), budget.cpus, reasons=dict.fromkeys(names, "open: not measured yet"))
-
-
-def _at_most(target: Allocation, levels: Mapping[str, int], budget: Budget) -> Allocation:
-    """The target, but for stages that may have no more than this; on all CPUs, as not all is known yet."""
-    concurrency, reasons = dict(target.concurrency), dict(target.reasons)
-    for name, level in levels.items():
-        wanted = concurrency[name]
-        if wanted is None or level < wanted:
-            concurrency[name] = level
-            reasons[name] = f"{level} at first, then more: it shows how the stage scales"
-    return replace(target, concurrency=concurrency, slots=budget.cpus, reasons=reasons)
-
-
-def _said(found: Best) -> str:
-    words = {
-        "trainer": "what the training loop takes",
-        "lock": "what the interpreter lock allows",
-        "slots": "what the CPUs allow",
-        "processes": "what the processes allow",
-        "memory": "what memory allows",
-    }
-    return f"{found.rate:.3g} source rows/s, {words.get(found.bound, f'what {found.bound} can do')}"
