@@ -36,6 +36,10 @@ def make():
     return intune.from_iterable(range(300)).map(work).batch(5)
 
 
+def needs(path):
+    return make()
+
+
 ready = make()
 number = 3
 
@@ -127,7 +131,18 @@ def test_a_journal_with_a_torn_last_line(text: str, saved: Calibration) -> None:
         (("own:number",), "own:number is no pipeline, nor a function that returns one: got int"),
         (("own:make", "--what-if", "cpus"), "--what-if 'cpus': give cpus=N, tuner=NAME, or STAGE=N"),
         (("own:make", "--what-if", "cpus=2,cpus=3"), "--what-if 'cpus=2,cpus=3': give cpus=N"),
-        (("own:make", "--what-if", "cpus=many"), "--what-if 'cpus=many': cpus must be a whole number, got 'many'"),
+        (("own.py:make",), "'own.py:make': give MODULE:NAME, as in train:make_pipeline for train.py"),
+        (("own:needs",), "own:needs is called without arguments, and cannot be: missing a required argument: 'path'"),
+        (
+            ("own:make", "--what-if", "cpus=many"),
+            "--what-if 'cpus=many': cpus must be a whole number of at least 1, got 'many'",
+        ),
+        (("own:make", "--what-if", "cpus=0"), "--what-if 'cpus=0': cpus must be a whole number of at least 1, got '0'"),
+        (
+            ("own:make", "--what-if", "work=-3"),
+            "--what-if 'work=-3': work must be a whole number of at least 1, got '-3'",
+        ),
+        (("own:make", "--what-if", "work=2,tuner=shared"), "--what-if 'work=2,tuner=shared': give tuner or limits"),
         (("own:make", "--what-if", "tuner=modle"), "unknown tuner 'modle'"),
         (("own:make", "--save", "no/c.json"), "no/c.json: No such file or directory"),
         (

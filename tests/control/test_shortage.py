@@ -65,6 +65,13 @@ def test_words() -> None:
     assert Shortage(14.0, GIB, 0.01).in_words() == "held back 14.0 s by the memory limit"
 
 
-def test_windows_together_count_by_their_seconds() -> None:
-    assert together([Shortage(3.0, 4 * GIB, 0.4), Shortage(1.0, 0, 0.0)]) == Shortage(4.0, 3 * GIB, pytest.approx(0.3))
-    assert together([]) == Shortage(0.0, 0, 0.0)
+def test_windows_together_count_by_their_seconds_in_the_whole_run() -> None:
+    parts = [Shortage(3.0, 4 * GIB, 0.4), Shortage(1.0, 0, 0.0)]
+    assert together(parts, 4.0) == Shortage(4.0, 3 * GIB, pytest.approx(0.3))
+    assert together(parts, 12.0) == Shortage(4.0, 3 * GIB, pytest.approx(0.1))
+    assert together([], 12.0) == Shortage(0.0, 0, 0.0)
+
+
+def test_a_moment_of_a_long_run_is_not_said_to_have_cost_it_much() -> None:
+    held = together([Shortage(0.25, GIB, 0.72)], 10.0)
+    assert held.in_words() == "held back 250 ms by the memory limit"

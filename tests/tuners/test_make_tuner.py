@@ -66,6 +66,12 @@ def test_anything_else_is_refused_with_what_is_allowed(given: object, message: s
         make_tuner(given)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("wrong", "meant"), [("modle", "model"), ("hilclimb-climb", "hillclimb-climb")])
+def test_a_name_that_is_nearly_one_is_told_which(wrong: str, meant: str) -> None:
+    with pytest.raises(PipelineError, match=f"unknown tuner '{wrong}': .*; did you mean '{meant}'"):
+        make_tuner(wrong)
+
+
 @pytest.mark.parametrize("mode", ["climb", "stage-based"])
 def test_modes_of_autotune_have_names_of_their_own(mode: str) -> None:
     stages = [PlantStage("source", 0.001), PlantStage("work", 0.02)]

@@ -29,7 +29,7 @@ def tuners(
         str | None,
         typer.Option(help="Families of scenarios, by commas.", show_default="those that tuners are made on"),
     ] = None,
-    tuners: Annotated[str, typer.Option(help="Names of tuners, by commas.")] = "shared,even,proportional",
+    tuners: Annotated[str, typer.Option(help="Names of tuners, by commas.")] = "model,shared,proportional",
     scenarios: Annotated[int, typer.Option(min=1, help="Scenarios of each family.")] = 20,
     decisions: Annotated[int, typer.Option(min=10, help="Decisions of each run, one a simulated second.")] = 60,
     out: Annotated[

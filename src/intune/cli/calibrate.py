@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import inspect
 import itertools
 import os
 import sys
@@ -105,7 +106,7 @@ def parse_question(text: str) -> dict[str, Any]:
     """Arguments of `Calibration.what_if`, from a text such as "cpus=64,tuner=model".
 
     Raises:
-        PipelineError: If it is of another form, or there is no such tuner.
+        PipelineError: If it is of another form, there is no such tuner, or nobody could answer it.
     """
     from intune.tuners import make_tuner
 
@@ -118,12 +119,16 @@ def parse_question(text: str) -> dict[str, Any]:
         if name == "tuner":
             make_tuner(value)  # that there is none is better said now than in two minutes
             found[name] = value
-        elif not value.isdecimal():
-            raise PipelineError(f"--what-if {text!r}: {name} must be a whole number, got {value!r}")
+        elif not value.isdecimal() or int(value) < 1:
+            raise PipelineError(f"--what-if {text!r}: {name} must be a whole number of at least 1, got {value!r}")
         elif name == "cpus":
             found[name] = int(value)
         else:
             limits[name] = int(value)
+    if limits and "tuner" in found:
+        raise PipelineError(
+            f"--what-if {text!r}: give tuner or limits, not both: limits that stay leave a tuner nothing to do"
+        )
     return found | ({"concurrency": limits} if limits else {})
 
 
@@ -161,8 +166,8 @@ def named_pipeline(target: str) -> "Pipeline":
     from intune.pipeline.chain import Pipeline
 
     module, colon, name = target.partition(":")
-    if not colon or not module or not name:
-        raise PipelineError(f"{target!r}: give MODULE:NAME, as in train:make_pipeline")
+    if not colon or not module or not name or module.endswith(".py"):
+        raise PipelineError(f"{target!r}: give MODULE:NAME, as in train:make_pipeline for train.py")
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -179,6 +184,12 @@ def named_pipeline(target: str) -> "Pipeline":
             raise PipelineError(f"{module} has no {name!r}{meant}")
         found = getattr(found, part)
     if not isinstance(found, Pipeline) and callable(found):
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            raise PipelineError(f"{target} is called without arguments, and cannot be: {error}") from None
+        except ValueError:  # it does not tell what it takes
+            pass
         found = found()
     if not isinstance(found, Pipeline):
         raise PipelineError(f"{target} is no pipeline, nor a function that returns one: got {type(found).__name__}")

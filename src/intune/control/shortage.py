@@ -32,13 +32,19 @@ class Shortage:
         return f"{held}; about {size(self.more_bytes)} more would have given about {self.gain:.0%} more"
 
 
-def together(parts: Sequence[Shortage]) -> Shortage:
-    """Several windows as one: seconds summed, the rest as their means by seconds."""
+def together(parts: Sequence[Shortage], run_seconds: float) -> Shortage:
+    """Several windows of a run as one: what was held back in some of them cost the whole run only its share.
+
+    Args:
+        parts: What memory cost, in each window in which it cost anything.
+        run_seconds: Length of all windows of the run.
+    """
     seconds = sum(part.seconds for part in parts)
     if seconds <= 0:
         return Shortage(0.0, 0, 0.0)
     more = sum(part.more_bytes * part.seconds for part in parts) / seconds
-    return Shortage(seconds, int(more), sum(part.gain * part.seconds for part in parts) / seconds)
+    gain = sum(part.gain * part.seconds for part in parts) / max(seconds, run_seconds)
+    return Shortage(seconds, int(more), gain)
 
 
 def shortage(window: Snapshot) -> Shortage | None:

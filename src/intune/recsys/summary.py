@@ -169,7 +169,7 @@ def in_a_line(lines: Iterable[Mapping[str, Any]]) -> str:
         f"{said.format(max(seconds[said], key=seconds[said].__getitem__))}, {part / total:.0%}" for part, said in named
     ]
     told = f"{'; '.join(words)} of the time"
-    held = together(missing)
+    held = together(missing, total)
     return told if held.seconds < TOLD_SHARE * total else f"{told}; {held.in_words()}"
 
 

@@ -7,6 +7,7 @@ concurrency and solves for the best. `hillclimb`, `plumber`, `threshold` and `ta
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 
 from intune._errors import PipelineError
@@ -64,8 +65,11 @@ def make_tuner(name_or_object: str | Tuner) -> Tuner:
     """
     if isinstance(name_or_object, str):
         if name_or_object not in _BY_NAME:
-            names = ", ".join(map(repr, sorted(_BY_NAME)))
-            raise PipelineError(f"unknown tuner {name_or_object!r}: give one of {names}, or an object such as Static")
+            names, near = ", ".join(map(repr, sorted(_BY_NAME))), get_close_matches(name_or_object, _BY_NAME, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise PipelineError(
+                f"unknown tuner {name_or_object!r}: give one of {names}, or an object such as Static{meant}"
+            )
         return _BY_NAME[name_or_object]()
     if isinstance(name_or_object, type):
         raise PipelineError(f"{name_or_object.__name__} is a class: give an object, {name_or_object.__name__}(...)")
