@@ -232,6 +232,21 @@ class TestMemory:
         with pipe.shuffle(fits).batch(32).loader(cpus=2, tuner=Bytes(size)) as loader:
             assert_exactly_once(ids(loader), ROWS)
 
+    def test_a_few_large_rows_at_first_do_not_speak_for_all(self) -> None:
+        """The first windows have 1, 2, 5 and 10 rows; most of the third one are forty times as large as all others."""
+        sizes = [4_000_000 if place in (3, 4, 5) else 100_000 for place in range(100)]
+        pipe = intune.from_iterable(sizes).map(lambda size: np.zeros(size, np.uint8), name="make").shuffle(20)
+        with pipe.loader(cpus=2, tuner=Bytes(60_000_000)) as loader:
+            assert sorted(len(sample) for sample in loader) == sorted(sizes)
+
+    def test_large_rows_are_told_before_a_whole_window_of_them_is_there(self) -> None:
+        pipe = intune.from_iterable(range(100)).map(lambda _: np.zeros(5_000_000, np.uint8), name="make").shuffle(20)
+        given: list[Any] = []
+        with pipe.loader(cpus=2, tuner=Bytes(60_000_000)) as loader:  # noqa: SIM117
+            with pytest.raises(MemoryLimitError, match=r"shuffle\(rows=20\) .* at most rows=5 fit"):
+                given.extend(len(sample) for sample in loader)
+        assert len(given) <= 1 + 2 + 5
+
     def test_a_limit_for_everything(self, folder: Path) -> None:
         """Two windows of 9 MB in what 24 MiB above what this process holds leave for items."""
         limit = psutil.Process().memory_info().rss + (24 << 20)

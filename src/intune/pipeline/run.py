@@ -26,6 +26,9 @@ EMIT_ROWS = 65_536
 SMALL_EMIT_ROWS = 4_096
 SAMPLE_EMIT_ROWS = 256
 
+TELLING_ROWS, ENOUGH_ROWS = 4, 16
+"""Rows of a window below which they say nothing of those to come, and below which they say little."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -339,15 +342,19 @@ class EpochRun:
         window = orders[0].window if orders else None
         if budget is None or window is None or not isinstance(sequence.sequencer, ShuffleSequencer):
             return None
-        tokens = {id(piece.token): piece.token for piece in window.pieces}
-        rows = sum(token.rows for token in tokens.values())
+        tokens = {id(piece.token): piece.token for piece in window.pieces if piece.token.rows}
+        rows, most = sum(token.rows for token in tokens.values()), sequence.sequencer.size
+        if rows < min(TELLING_ROWS, most):
+            return None
         per_row = sum(token.charge.actual for token in tokens.values()) / max(1, rows)
-        need = 2 * sequence.sequencer.size * per_row
+        need = 2 * most * per_row
+        if rows < min(ENOUGH_ROWS, most) and need <= 2 * budget:
+            return None  # a few that are large by chance would speak for all; as one window fits, others can still tell
         if need <= budget or window.number >= 5:
             return None
         fits = int(0.9 * budget / (2 * per_row))  # not each row is as large as these
         error = MemoryLimitError(
-            f"shuffle(rows={sequence.sequencer.size}) holds two windows of {per_row:.0f} bytes a row, "
+            f"shuffle(rows={most}) holds two windows of {per_row:.0f} bytes a row, "
             f"{size(int(need))}, but {size(budget)} may be in flight: at most rows={fits} fit; "
             "lower rows or raise memory="
         )
