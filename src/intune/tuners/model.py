@@ -66,7 +66,7 @@ MOST_HELD_UP = 0.9
 ONE_MORE_LASTS, RECHECK_LASTS = 6, 3
 """Decisions for which one process more is tried; and for which it is tried whether a stage still slows down."""
 
-RECHECK_EVERY, RECHECK_REMEMBERED = 64, 8
+RECHECK_EVERY, RECHECK_REMEMBERED = 128, 8
 """Decisions after which the latter is done for the first time, of what this run and of what an earlier one found."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
