@@ -12,13 +12,12 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from _rounds import RESULTS, machine, spread
-from tuners_live import MEASURED_SECONDS, SETTLED_SECONDS, Part, Sleeper, function, parts, run
+from tuners_live import SETTLED_SECONDS, Part, Sleeper, function, parts, rate_of, run
 
 from intune.testing import TokenPool
 from intune.tuners import HillClimb
@@ -45,14 +44,7 @@ def by_tf_data(number: int) -> float:
     options.threading.private_threadpool_size = count
     options.autotune.enabled = True
     options.autotune.cpu_budget = count
-    data = data.prefetch(tf.data.AUTOTUNE).with_options(options)
-    began, items = time.perf_counter(), 0
-    for _ in data:
-        now = time.perf_counter() - began
-        items += now >= SETTLED_SECONDS
-        if now >= SETTLED_SECONDS + MEASURED_SECONDS:
-            return items / MEASURED_SECONDS
-    raise AssertionError("the numbers have no end")
+    return rate_of(data.prefetch(tf.data.AUTOTUNE).with_options(options), SETTLED_SECONDS)
 
 
 def _asleep(part: Part) -> Callable[[int], int]:

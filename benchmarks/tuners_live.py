@@ -12,7 +12,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,12 +161,17 @@ def run(number: int, tuner: "str | Tuner", settle: float) -> float:
             pipe = pipe.map(function(part, tokens, streams), name=part.name)
     options = LoaderOptions(tuner=tuner, cpus=count)
     with build_loader(pipe, options, clock=clock, budget=lambda: Budget(count, 64, 64)) as loader:
-        began, items = time.perf_counter(), 0
-        for _ in loader:
-            now = time.perf_counter() - began
-            items += now >= settle
-            if now >= settle + MEASURED_SECONDS:
-                return items / MEASURED_SECONDS
+        return rate_of(loader, settle)
+
+
+def rate_of(items: Iterable[Any], settle: float) -> float:
+    """Items a second, from `settle` seconds on, of what has no end."""
+    began, taken = time.perf_counter(), 0
+    for _ in items:
+        now = time.perf_counter() - began
+        taken += now >= settle
+        if now >= settle + MEASURED_SECONDS:
+            return taken / MEASURED_SECONDS
     raise AssertionError("the numbers have no end")
 
 

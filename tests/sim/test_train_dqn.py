@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from intune.sim import HELD_OUT, train_dqn  # noqa: E402
 from intune.sim.families import scenario  # noqa: E402
+from intune.sim.networks import layers_of, rectified  # noqa: E402
 from intune.sim.train_dqn import Games, Learner, Options, Replay, main, train  # noqa: E402
 from intune.tuners import DQN, _weights  # noqa: E402
 from intune.tuners.dqn import ACTIONS, FIGURES, FORMAT, SIZES  # noqa: E402
@@ -115,10 +116,8 @@ def test_it_learns_that_one_action_is_worth_more_and_what_is_not_allowed_is_wort
 
 
 def test_numpy_and_torch_say_the_same(tmp_path: Path) -> None:
-    network = train_dqn.made()
-    linear = [layer for layer in network if isinstance(layer, torch.nn.Linear)]
-    layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in linear]
-    _weights.write(tmp_path / "w.npz", FORMAT, layers)
+    network = rectified(SIZES)
+    _weights.write(tmp_path / "w.npz", FORMAT, layers_of(network))
     shown = np.random.default_rng(0).random((5, FIGURES))
     with torch.no_grad():
         wanted = network(torch.from_numpy(np.float32(shown))).numpy()

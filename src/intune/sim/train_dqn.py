@@ -11,7 +11,6 @@ Needs torch. About two minutes on one core; the same seed gives the same weights
 """
 
 import argparse
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import nn
 
 from intune.sim.families import TRAINED, scenario
 from intune.sim.fluid import Fluid
+from intune.sim.networks import layers_of, rectified
 from intune.tuners import _weights
 from intune.tuners.dqn import (
     ACTIONS,
@@ -147,7 +147,7 @@ class Learner:
     def __init__(self, options: Options) -> None:
         torch.manual_seed(options.seed)
         self._options, self._updates = options, 0
-        self.network, self._target = made(), made()
+        self.network, self._target = rectified(SIZES), rectified(SIZES)
         self._target.load_state_dict(self.network.state_dict())
         self._optimizer = torch.optim.Adam(self.network.parameters(), options.rate)
         self._schedule = torch.optim.lr_scheduler.LinearLR(
@@ -173,14 +173,6 @@ class Learner:
         self._updates += 1
         if self._updates % self._options.copied_every == 0:
             self._target.load_state_dict(self.network.state_dict())
-
-
-def made() -> nn.Sequential:
-    """A new network."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(SIZES):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 def train(options: Options, told: Callable[[str], None] = lambda line: None) -> list[tuple[Floats, Floats]]:
@@ -214,8 +206,7 @@ def train(options: Options, told: Callable[[str], None] = lambda line: None) -> 
                 learner.update(*replay.some(random, options.batch))
         if (number + 1) % 500 == 0:
             told(f"{number + 1} of {options.steps} steps, reward {np.mean(earned[-500:]):.4f}, random {share:.2f}")
-    linear = [layer for layer in learner.network if isinstance(layer, nn.Linear)]
-    return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in linear]
+    return layers_of(learner.network)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

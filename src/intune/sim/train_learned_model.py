@@ -23,6 +23,7 @@ from torch import nn
 from intune._errors import PipelineError
 from intune._values import CROWDS, Allocation, Budget, Snapshot
 from intune.sim.families import TRAINED, scenario
+from intune.sim.networks import layers_of, rectified
 from intune.sim.play import play
 from intune.sim.scenario import Scenario
 from intune.tuners import _weights
@@ -181,8 +182,7 @@ def train(options: Options, told: Callable[[str], None] = lambda line: None) -> 
             schedule.step()
         with torch.no_grad():
             told(f"round {number + 1} of {options.rounds}, off by {_loss(_predicted(network, tested), tested):.4f}")
-    linear = [layer for layer in network if isinstance(layer, nn.Linear)]
-    return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in linear]
+    return layers_of(network)
 
 
 def _joined(runs: Sequence[Samples]) -> tuple[torch.Tensor, ...]:
@@ -190,10 +190,7 @@ def _joined(runs: Sequence[Samples]) -> tuple[torch.Tensor, ...]:
 
 
 def _made() -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(SIZES):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    network = nn.Sequential(*layers[:-1])
+    network = rectified(SIZES)
     last = network[-1]
     assert isinstance(last, nn.Linear)
     with torch.no_grad():
