@@ -15,6 +15,7 @@ from intune._words import count, gib
 from intune.control import read_journal
 from intune.control.explain import Kind, limit
 from intune.control.shortage import Shortage, shortage, together
+from intune.control.whole_run import SeenCrowds, went_on
 from intune.pipeline.stats import Stats
 from intune.recsys.whole import write_whole
 
@@ -29,6 +30,7 @@ _LIMITS: dict[Kind, str] = {
     "paused": "a pause of {}",
     "cpu": "CPU for {}",
     "lock": "the interpreter lock in {}",
+    "turns": "what items of {} take turns for",
     "concurrency": "the concurrency of {}",
     "waits": "what {} waits for",
     "disk": "reading in {}",
@@ -152,10 +154,11 @@ def in_a_line(lines: Iterable[Mapping[str, Any]]) -> str:
     """What limited the windows in lines of a journal, each with all of `seen`."""
     seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     missing: list[Shortage] = []
+    crowds = SeenCrowds()
     for line in lines:
-        window = _window(line["seen"])
-        if not window.consumer.steps and not any(stage.items_in or stage.running for stage in window.stages):
-            continue  # nothing went on: it had not begun, or was over
+        window = crowds.add(_window(line["seen"]))
+        if not went_on(window):
+            continue
         found = limit(window)
         seconds[_LIMITS[found.kind]][found.stage or NO_STAGE] += window.window_seconds
         if (cost := shortage(window)) is not None:
