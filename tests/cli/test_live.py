@@ -191,7 +191,7 @@ def test_what_came_of_a_change_stands_with_it() -> None:
     changes = Changes()
     window = snapshot(stage("a", 5), events=(Event("resize", "a", "concurrency 3 -> 5"),), reasons={"a": "it is full"})
     changes.note(window, 10.0)
-    judged = Event("outcome", "a", "concurrency 3 -> 5; it is full; expected +18 %, got +15 % (45 steps in 3.0 s)")
+    judged = Event("outcome", "a", "concurrency 3 -> 5; it is full; estimated +18 %, got +15 % (45 steps in 3.0 s)")
     changes.note(snapshot(stage("a", 5), events=(judged,), reasons={"a": "as before"}), 11.0)
     assert changes.text("a", 11.0) == f"0 s ago, {judged.detail}"
 

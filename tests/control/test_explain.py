@@ -301,7 +301,7 @@ def test_the_last_change_stands_below_what_limits_with_what_came_of_it() -> None
     assert "Last change" not in explain(snapshot)
     text = explain(snapshot, Outcome(change, 0.15, 45, 3.0, 2))
     assert text.splitlines()[2] == (
-        "Last change, 2 decisions ago: work 3 -> 5, slots 8 -> 6 (work: 12 items waited before it); expected +18 %, "
+        "Last change, 2 decisions ago: work 3 -> 5, slots 8 -> 6 (work: 12 items waited before it); estimated +18 %, "
         "got +15 % (45 steps in 3.0 s)."
     )
     assert "Event: outcome" not in text
