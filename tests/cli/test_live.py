@@ -99,6 +99,15 @@ def test_time_left_is_the_end_that_comes_first(total: int | None, limit: float |
     assert f"  left {left}  " in rows_of(table, None)[0]
 
 
+def test_whose_memory_it_is_is_said_where_that_is_known() -> None:
+    table = LiveTable(terminal(200), Clock())
+    window = snapshot(stage("a"))
+    shared = replace(window.machine, memory_used_by="all programs on this machine")
+    assert rows_of(table, replace(window, machine=shared))[0].endswith(
+        "memory 2.1 of 6.0 GiB by all programs on this machine"
+    )
+
+
 def test_what_is_not_known_is_a_dash() -> None:
     table = LiveTable(terminal(200), Clock())
     bare = "epoch -  rows -  - rows/s  left -  loss -  waited -  memory - of - GiB"

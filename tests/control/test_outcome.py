@@ -86,7 +86,9 @@ def test_with_few_steps_after_it_says_what_it_has() -> None:
     judge = judged(window(100), expected=1180.0)
     assert after(judge, window(10), applied=MORE) == []
     assert judge.last is not None
-    assert judge.last.in_words() == "estimated +18 %, what it brought is not known (10 steps since that can be compared)"
+    assert (
+        judge.last.in_words() == "estimated +18 %, what it brought is not known (10 steps since that can be compared)"
+    )
 
 
 @pytest.mark.parametrize("kind", ["epoch_start", "epoch_end", "braked", "worker_died"])

@@ -396,7 +396,7 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         yield f"Stage {stage.name}: {'; '.join(figures)}."
     machine = snapshot.machine
     yield (
-        f"Memory: {size(machine.memory_bytes)} of {size(machine.memory_limit_bytes)}; "
+        f"Memory: {size(machine.memory_bytes)} of {size(machine.memory_limit_bytes)}{_whose_memory(snapshot)}; "
         f"{count(snapshot.in_flight_items, 'item')} in flight with {size(snapshot.in_flight_bytes)} "
         f"of {size(snapshot.in_flight_bytes_limit)}."
     )
@@ -407,6 +407,25 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         if event.kind == "outcome":
             continue  # it stands above
         yield f"Event: {event.kind}{f' at stage {event.stage}' if event.stage else ''}: {event.detail}"
+
+
+def _whose_memory(snapshot: Snapshot) -> str:
+    """Who uses it; and what of it this process does, where others may."""
+    machine = snapshot.machine
+    if not machine.memory_used_by:
+        return ""
+    chosen = next((use for use in machine.memory if use.chosen), None)
+    if chosen is not None and machine.memory_used_by == chosen.used_by:
+        return f" used by {machine.memory_used_by}"
+    if chosen is not None and chosen.used_bytes is not None:
+        return f" used by {machine.memory_used_by}, of which {size(chosen.used_bytes)} by {chosen.used_by}"
+    if machine.own_memory_bytes is None:
+        return f" used by {machine.memory_used_by}"
+    workers = [stage for stage in snapshot.stages if stage.processes_live]
+    known = [(stage.processes_live or 0) * (stage.process_resident_bytes or 0) for stage in workers]
+    rest = f" and {size(sum(known))} by its {count(sum(s.processes_live or 0 for s in workers), 'worker')}"
+    own = f"{size(machine.own_memory_bytes)} by this process{rest if sum(known) else ''}"
+    return f" used by {machine.memory_used_by}, of which {own}"
 
 
 def _stage_figures(stage: StageSnapshot, seconds: float, reason: str | None) -> Iterator[str]:

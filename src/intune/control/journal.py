@@ -15,8 +15,8 @@ A line is an object with these fields:
 * `judged`: what the last change of the allocation brought, on the line at which enough steps have been done since;
   else null. `tick`: the line that made the change. `concurrency` by stage and `slots`: [before, after]. `expected` and
   `got`: change of the rows that the trainer takes a second, as a share of those before (0.18 = 18 % more); `expected`
-  is the tuner's estimate, null where it did not say. `steps`, `seconds`: what `got` was taken from. A change after which too few steps
-  can be compared (`intune.control.outcome` says which) is never judged.
+  is the tuner's estimate, null where it did not say. `steps`, `seconds`: what `got` was taken from. A change after
+  which too few steps can be compared (`intune.control.outcome` says which) is never judged.
 
 Figures that are not numbers (NaN, infinity) become null, as JSON has none. The first line of a file and one
 in each minute are full, so that a file can be read from its start and little is lost with a damaged one.
