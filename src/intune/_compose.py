@@ -27,10 +27,11 @@ from intune._machine import (
     thread_limit,
 )
 from intune._values import Allocation, Budget, Event, Snapshot
-from intune._words import size
+from intune._words import duration, size
 from intune.control import Controller, Guard, Journal
 from intune.control.brake import Brakes, BrakeThread
 from intune.control.explain import explain
+from intune.control.whole_run import WholeRun
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.engine import Engine, EngineOptions
 from intune.pipeline.impasse import Impasse
@@ -81,13 +82,25 @@ class LoaderControl:
         """The last lines of the journal."""
         return self._journal.lines()
 
-    def explain(self) -> str:
-        """What limits the run, for a person: in the last window in which a stage finished something."""
+    def explain(self, ended: str | None = None) -> str:
+        """What limits the run, for a person: in the last window in which a stage finished something.
+
+        Args:
+            ended: Why nothing goes on; then it is said what limited the run for longest. None = something goes on.
+        """
         if self._started and self._workload.measured is None:
             self._controller.step()  # closes the first window early
-        if self._workload.measured is None:
+        measured, most = self._workload.measured, self._workload.run.most()
+        if measured is None or most is None:
+            if ended is not None:
+                return f"{ended}; nothing was measured, as no stage finished anything."
             return "Nothing has been measured yet: iterate the loader first."
-        return explain(self._workload.measured, self._controller.outcome)
+        if ended is None:
+            return explain(measured, self._controller.outcome)
+        time = f"{most.share:.0%} of the {duration(most.seconds)} that were measured"
+        return f"{ended}. What limited it for {time}, with the figures of the last such window:\n" + explain(
+            most.window, self._controller.outcome
+        )
 
     def owns(self, thread: threading.Thread) -> bool:
         """Whether a thread is the controller's, the brake's or the probe's."""
@@ -100,9 +113,11 @@ class _Watched:
     def __init__(self, engine: Engine, brakes: Brakes) -> None:
         self._engine, self._brakes = engine, brakes
         self._newest: Snapshot | None = None
+        self.run = WholeRun()
         self.last: Snapshot | None = None
         self.measured: Snapshot | None = None
-        """The last one in which a stage finished an item: the trainer may have paused since."""
+        """The last one in which a stage finished an item: the trainer may have paused since. Its seconds by crowd are
+        those of the whole run."""
 
     @property
     def stages(self) -> Any:
@@ -125,9 +140,9 @@ class _Watched:
         self._engine.apply(allocation)
         newest = self._newest
         if newest is not None and (newest.consumer.steps or self.last is None or newest.window_seconds > 0.5):
-            self.last = newest
+            self.last, known = newest, self.run.see(newest)
             if any(stage.items_out for stage in newest.stages):
-                self.measured = newest
+                self.measured = known
 
 
 def machine_budget(system: System, cpus: int | None, memory: str | int | float | None) -> Budget:

@@ -180,6 +180,7 @@ class MemoryUse:
             known.
         chosen: Whether it is that of the budget, which a user chose for this process and its descendants.
         with_processes: Whether it is for worker processes too.
+        used_by: Whose use it is, in words; "" = not said.
     """
 
     limit_bytes: int
@@ -189,6 +190,7 @@ class MemoryUse:
     rest_bytes: int | None = None
     chosen: bool = False
     with_processes: bool = True
+    used_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,9 @@ class MachineSnapshot:
         read_bytes: Bytes read from storage by this process tree in the window.
         memory_bytes: Memory of the process tree, or of its cgroup (anonymous + shared): of what the limit is for.
         memory_limit_bytes: The limit on it that is nearest to being reached.
+        memory_used_by: Whose use `memory_bytes` is, in words: on a machine without other limits that of all programs.
+            "" = not said.
+        own_memory_bytes: Memory of this process alone (anonymous + shared), its worker processes left out.
         read_from: By field name, the file or call that it was read from.
         memory: Every limit with what is used of it; empty where only the nearest is told.
     """
@@ -218,6 +223,8 @@ class MachineSnapshot:
     read_bytes: int | None = None
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    memory_used_by: str = ""
+    own_memory_bytes: int | None = None
     read_from: Mapping[str, str] = field(default_factory=dict)
     memory: tuple[MemoryUse, ...] = ()
 

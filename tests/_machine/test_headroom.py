@@ -233,3 +233,20 @@ def test_a_hidden_limit_is_compared_with_the_topmost_group_that_can_be_seen(mach
 def test_where_nothing_can_be_read_there_is_no_answer(machine_at: Any, tmp_path: Any, clock: Any) -> None:
     assert headroom(machine_at(tmp_path / "none"), clock).read() is None
     assert headroom(machine_at(tmp_path / "none"), clock, own=GIB).read() is None
+
+
+def test_whose_use_it_is(machine: Any, clock: Any) -> None:
+    machine.mount("v2", POINT, group="/job")
+    v2(machine, f"{POINT}/job", 8 * GIB, GIB)
+    tree(machine, 300 * MIB, address_space=GIB)
+    found = headroom(machine, clock, own=3 * GIB, address_space=16 * GIB).read_all()
+    assert {use.limit_bytes // GIB: use.used_by for use in found} == {
+        8: "all programs in this control group",
+        16: "the addresses of this process",
+        64: "all programs on this machine",
+        3: "this process and its workers",
+    }
+    v2(machine, f"{POINT}/job", 8 * GIB, None)
+    machine.write(f"{POINT}/job/memory.stat", "file 5\n")
+    unread = headroom(machine, clock).read_all()
+    assert [use.used_by for use in unread if use.limit_bytes == 8 * GIB] == ["this process and its workers"]

@@ -18,7 +18,7 @@ from intune._values import MachineSnapshot
 ME = os.getpid()
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 POINT = "/sys/fs/cgroup"
-FIGURES = {field.name for field in fields(MachineSnapshot)} - {"read_from", "memory"}
+FIGURES = {field.name for field in fields(MachineSnapshot)} - {"read_from", "memory", "memory_used_by"}
 
 
 def process(machine: Any, *, ticks: int = 0, read_bytes: int | None = 0, children: str = "") -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import psutil
 import pytest
@@ -23,7 +23,8 @@ import intune
 from intune._machine import System, memory_limit
 from intune.cli.generate import progress_lines
 from intune.cli.own_rows import own_rows
-from intune.cli.train import new_run_dirs
+from intune.cli.train import new_run_dirs, train
+from intune.recsys.config import TUNERS
 from intune.recsys.generate import write_criteo
 from intune.recsys.run_folder import RunFolder
 
@@ -293,6 +294,12 @@ def test_train_takes_its_options(options: tuple[str, ...]) -> None:
     assert json.loads(Path("here/summary.json").read_text())["rows_by_epoch"]
 
 
+def test_the_help_of_train_names_every_tuner_that_it_takes() -> None:
+    (option,) = get_type_hints(train, include_extras=True)["tuner"].__metadata__
+    names = re.sub(r" \(.*?\)", "", option.help.rstrip(".")).replace(" or ", ", ").split(", ")
+    assert sorted(names) == sorted(TUNERS)
+
+
 def test_without_a_path_it_trains_on_rows_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(own_rows, "__defaults__", (400,))
@@ -361,6 +368,7 @@ def test_a_resumed_run_refuses_other_data_in_the_words_of_the_command(tmp_path: 
         (("logs", "--run-dir", "other.csv/run"), "the run folder other.csv/run cannot be made: Not a directory"),
         (("logs", "--epochs", "0"), "--epochs must be at least 1, got 0"),
         (("logs", "--tuner", "clever"), "unknown tuner 'clever'"),
+        (("logs", "--tuner", "hilclimb"), "unknown tuner 'hilclimb': give one of 'dqn', 'even', 'hillclimb', "),
         (
             ("logs", "--tuner", "static", "--concurrency", "x"),
             "--concurrency must be STAGE=N, as in read_parquet=2, got 'x'",

@@ -99,6 +99,15 @@ def test_time_left_is_the_end_that_comes_first(total: int | None, limit: float |
     assert f"  left {left}  " in rows_of(table, None)[0]
 
 
+def test_whose_memory_it_is_is_said_where_that_is_known() -> None:
+    table = LiveTable(terminal(200), Clock())
+    window = snapshot(stage("a"))
+    shared = replace(window.machine, memory_used_by="all programs on this machine")
+    assert rows_of(table, replace(window, machine=shared))[0].endswith(
+        "memory 2.1 of 6.0 GiB by all programs on this machine"
+    )
+
+
 def test_what_is_not_known_is_a_dash() -> None:
     table = LiveTable(terminal(200), Clock())
     bare = "epoch -  rows -  - rows/s  left -  loss -  waited -  memory - of - GiB"
@@ -191,7 +200,7 @@ def test_what_came_of_a_change_stands_with_it() -> None:
     changes = Changes()
     window = snapshot(stage("a", 5), events=(Event("resize", "a", "concurrency 3 -> 5"),), reasons={"a": "it is full"})
     changes.note(window, 10.0)
-    judged = Event("outcome", "a", "concurrency 3 -> 5; it is full; expected +18 %, got +15 % (45 steps in 3.0 s)")
+    judged = Event("outcome", "a", "concurrency 3 -> 5; it is full; estimated +18 %, got +15 % (45 steps in 3.0 s)")
     changes.note(snapshot(stage("a", 5), events=(judged,), reasons={"a": "as before"}), 11.0)
     assert changes.text("a", 11.0) == f"0 s ago, {judged.detail}"
 

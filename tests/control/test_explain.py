@@ -2,7 +2,16 @@ from dataclasses import replace
 
 import pytest
 
-from intune._values import Allocation, ConsumerSnapshot, Event, MachineSnapshot, Snapshot, StageInfo, StageSnapshot
+from intune._values import (
+    Allocation,
+    ConsumerSnapshot,
+    Event,
+    MachineSnapshot,
+    MemoryUse,
+    Snapshot,
+    StageInfo,
+    StageSnapshot,
+)
 from intune.control.explain import explain, limit
 from intune.control.outcome import Change, Outcome
 from intune.testing.scenes import Scene, scenes
@@ -301,7 +310,7 @@ def test_the_last_change_stands_below_what_limits_with_what_came_of_it() -> None
     assert "Last change" not in explain(snapshot)
     text = explain(snapshot, Outcome(change, 0.15, 45, 3.0, 2))
     assert text.splitlines()[2] == (
-        "Last change, 2 decisions ago: work 3 -> 5, slots 8 -> 6 (work: 12 items waited before it); expected +18 %, "
+        "Last change, 2 decisions ago: work 3 -> 5, slots 8 -> 6 (work: 12 items waited before it); estimated +18 %, "
         "got +15 % (45 steps in 3.0 s)."
     )
     assert "Event: outcome" not in text
@@ -316,3 +325,36 @@ def test_an_empty_window_is_explained_without_figures() -> None:
     assert "Stage read: concurrency open.\n" in text
     assert "1 item in flight with an unknown amount" in text
     assert "steps/s" not in text
+
+
+ALL = "all programs on this machine"
+OWN = MemoryUse(6 * GIB, GIB // 2, "the loader's memory=", chosen=True, used_by="this process and its workers")
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ({}, "3.0 GiB of 8.0 GiB; "),
+        ({"memory_used_by": ALL}, f"3.0 GiB of 8.0 GiB used by {ALL}; "),
+        (
+            {"memory_used_by": ALL, "own_memory_bytes": GIB},
+            f"3.0 GiB of 8.0 GiB used by {ALL}, of which 1.0 GiB by this process and 512 MiB by its 2 workers; ",
+        ),
+        (
+            {"memory_used_by": ALL, "own_memory_bytes": GIB, "memory": (OWN,)},
+            f"3.0 GiB of 8.0 GiB used by {ALL}, of which 512 MiB by this process and its workers; ",
+        ),
+        (
+            {"memory_used_by": OWN.used_by, "own_memory_bytes": GIB, "memory": (OWN,)},
+            "3.0 GiB of 8.0 GiB used by this process and its workers; ",
+        ),
+    ],
+)
+def test_whose_memory_it_is_is_said(machine: dict[str, object], said: str) -> None:
+    workers = stage("work", executor="process", processes_live=2, process_resident_bytes=GIB // 4)
+    assert f"\nMemory: {said}12 items in flight" in explain(on(window(source(), workers), **machine))
+
+
+def test_without_workers_only_this_process_is_named() -> None:
+    alone = on(window(source()), memory_used_by=ALL, own_memory_bytes=GIB)
+    assert f"used by {ALL}, of which 1.0 GiB by this process; " in explain(alone)

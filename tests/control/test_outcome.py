@@ -52,7 +52,7 @@ def test_what_was_expected_and_what_came_are_shares_of_the_rate_before() -> None
     assert found.got == pytest.approx(0.15)
     assert (found.steps, found.seconds, found.decisions_ago) == (115, 1.0, 1)
     assert found.change.numbers() == "work 3 -> 5"
-    assert found.in_words() == "expected +18 %, got +15 % (115 steps in 1.0 s)"
+    assert found.in_words() == "estimated +18 %, got +15 % (115 steps in 1.0 s)"
     assert judge.last == found
     assert after(judge, window(400), applied=MORE) == [], "it is said once"
     assert judge.last == replace(found, decisions_ago=2)
@@ -86,7 +86,9 @@ def test_with_few_steps_after_it_says_what_it_has() -> None:
     judge = judged(window(100), expected=1180.0)
     assert after(judge, window(10), applied=MORE) == []
     assert judge.last is not None
-    assert judge.last.in_words() == "expected +18 %, what it brought is not known (10 steps since that can be compared)"
+    assert (
+        judge.last.in_words() == "estimated +18 %, what it brought is not known (10 steps since that can be compared)"
+    )
 
 
 @pytest.mark.parametrize("kind", ["epoch_start", "epoch_end", "braked", "worker_died"])
@@ -147,7 +149,7 @@ def test_its_event_has_what_was_seen_and_why() -> None:
     assert (event.kind, event.stage) == ("outcome", "work")
     assert event.detail == (
         "concurrency 3 -> 5; it is the limit; 12 items waited before it, busy on 2.9 at CPU share 0.97; "
-        "expected +18 %, got +15 % (115 steps in 1.0 s)"
+        "estimated +18 %, got +15 % (115 steps in 1.0 s)"
     )
 
 

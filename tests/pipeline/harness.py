@@ -51,7 +51,7 @@ class NoControl:
     def lines(self) -> list[Any]:
         return []
 
-    def explain(self) -> str:
+    def explain(self, ended: str | None = None) -> str:
         return ""
 
     def owns(self, thread: Any) -> bool:

@@ -590,6 +590,34 @@ class TestFigures:
                 control._controller.step()
             assert "Stage batch:" in loader.explain()
 
+    def test_explain_of_a_run_that_ended_says_so_and_what_limited_it_for_longest(self) -> None:
+        """The last window is one in which the source had nothing more, and then nothing went on at all."""
+        clock = ManualClock()
+        pipe = intune.from_iterable(range(40)).map(lambda i: (clock.advance(1.0), i)[1], name="work", max_concurrency=1)
+        with build_loader(pipe.batch(4), LoaderOptions(cpus=1), clock=clock) as loader:
+            batches = iter(loader)
+            next(batches)
+            assert "ended" not in loader.explain()
+            list(batches)
+            control: Any = loader._control
+            for _ in range(3):
+                control._controller.step()
+                clock.advance(5.0)
+            at_rest = loader.explain()
+            assert at_rest.startswith("The run has ended or rests: no iterator is live. What limited it for ")
+            assert "Stage work is the limit" in at_rest.splitlines()[1]
+            assert "ended" not in next(map(lambda _: loader.explain(), loader))
+        closed = loader.explain()
+        assert closed.startswith("The run has ended: the loader is closed. What limited it for ")
+        assert "Stage work is the limit" in closed.splitlines()[1]
+
+    def test_explain_of_a_loader_that_was_closed_before_it_ran(self) -> None:
+        loader = intune.from_iterable(range(40)).loader()
+        loader.close()
+        assert loader.explain() == (
+            "The run has ended: the loader is closed; nothing was measured, as no stage finished anything."
+        )
+
     def test_dropped_without_close_leaves_nothing(self) -> None:
         before = threading.active_count()
         loader = intune.from_iterable(range(1000)).map(lambda i: i).loader(cpus=3)

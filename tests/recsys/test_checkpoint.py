@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,60 @@ class TestFile:
         with pytest.raises(StateError, match="no whole checkpoint"):
             load_checkpoint(tmp_path / "c.npz", *made())
         assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize(
+        ("grown", "kind", "listed", "said"),
+        [
+            ("model/tables.weight", "adagrad", True, r"another model: tables.weight is float32 \[64, 1048576\] there"),
+            ("model/tables.weight", "adagrad", False, r"no whole checkpoint: tables.weight is float32 \[64, 1048576\]"),
+            ("optimizer/0/sum", "adagrad", True, r"another model: optimizer/0/sum is float32 \[64, 1048576\] there"),
+            ("optimizer/0/exp_avg", "adam", True, r"optimizer/0/exp_avg is float32 \[64, 1048576\] there and for a"),
+            ("optimizer/77/sum", "adam", True, r"optimizer/77/sum is .* there and for a parameter of 0 elements here"),
+            ("json", "adagrad", True, "the array json takes 268,435,456 bytes, at most 67,108,864 are read"),
+        ],
+    )
+    def test_an_array_that_unpacks_to_gigabytes_is_refused_before_it_is_read(
+        self, tmp_path: Path, grown: str, kind: str, listed: bool, said: str
+    ) -> None:
+        """A file of kilobytes may hold it, compressed."""
+        path = tmp_path / "c.npz"
+        save_checkpoint(path, *made(kind), {})
+        with np.load(path) as arrays:
+            held = dict(arrays)
+        about = json.loads(held.pop("json").tobytes())
+        if listed:
+            about["arrays"][grown] = "float32 [64, 1048576]"
+        small = {"json": np.frombuffer(json.dumps(about).encode(), np.uint8), **held}
+        np.savez_compressed(path, **{name: value for name, value in small.items() if name != grown})
+        with (
+            zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+            archive.open(f"{grown}.npy", "w", force_zip64=True) as member,
+        ):
+            shape = (2**28,) if grown == "json" else (64, 2**20)
+            header = {"descr": "|u1" if grown == "json" else "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(member, header)  # type: ignore[arg-type]
+            for _ in range(256):
+                member.write(bytes(2**20))
+        assert path.stat().st_size < 2**22
+        model, optimizer = made(kind)
+        tracemalloc.start()
+        try:
+            with pytest.raises(StateError, match=said):
+                load_checkpoint(path, model, optimizer)
+            assert tracemalloc.get_traced_memory()[1] < 2**25
+        finally:
+            tracemalloc.stop()
+
+    def test_a_header_that_says_another_size_than_is_there_is_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.npz"
+        save_checkpoint(path, *made(), {})
+        with zipfile.ZipFile(path, "a") as archive, archive.open("model/more.npy", "w") as member:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (2**50,)}
+            np.lib.format.write_array_header_1_0(member, header)  # type: ignore[arg-type]
+        with pytest.raises(
+            StateError, match=r"the array model/more takes \d+ bytes, which is not float32 \[1125899906"
+        ):
+            load_checkpoint(path, *made())
 
     def test_another_schema(self, tmp_path: Path) -> None:
         text = json.dumps({"schema": 99, "position": {}}).encode()

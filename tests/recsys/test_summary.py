@@ -71,8 +71,8 @@ def window(used: int | None, limit: int | None) -> Snapshot:
     return Snapshot(1.0, True, (), ConsumerSnapshot(1, 1, 1.0, 0.0), machine, Allocation({}, 2))
 
 
-def line(used: int | None, limit: int | None) -> dict[str, object]:
-    return {"seen": {"machine": {"memory_bytes": used, "memory_limit_bytes": limit}}}
+def line(used: int | None, limit: int | None, **more: object) -> dict[str, object]:
+    return {"seen": {"machine": {"cpus": 2, "memory_bytes": used, "memory_limit_bytes": limit, **more}}}
 
 
 def test_a_run_in_a_sentence(summary: Summary, tmp_path: Path) -> None:
@@ -101,7 +101,22 @@ def test_a_run_in_a_sentence(summary: Summary, tmp_path: Path) -> None:
         "busiest_stage_cpu_share": 0.61,
         "memory_peak_bytes": int(2.04 * GIB),
         "memory_limit_bytes": 6 * GIB,
+        "memory_used_by": None,
+        "own_memory_peak_bytes": None,
     }
+
+
+def test_whose_memory_it_is_is_told_and_what_this_process_held() -> None:
+    memory = MemoryPeak()
+    by_all: dict[str, object] = {"memory_used_by": "all programs on this machine"}
+    memory.see_journal(
+        [line(5 * GIB, 24 * GIB, **by_all, own_memory_bytes=GIB), line(4 * GIB, 24 * GIB, own_memory_bytes=2 * GIB)]
+    )
+    measured = measure(stats(wait_seconds=0.0), 4.0, memory)
+    assert (measured.memory_used_by, measured.own_memory_peak_bytes) == ("all programs on this machine", 2 * GIB)
+    assert measured.in_words().endswith(
+        "memory never above 5.0 of 24.0 GiB used by all programs on this machine, 2.0 GiB by this process"
+    )
 
 
 def test_of_what_is_unknown_nothing_is_said(summary: Summary) -> None:

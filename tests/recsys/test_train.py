@@ -27,6 +27,7 @@ from intune.recsys.config import TrainConfig  # noqa: E402
 from intune.recsys.criteo import read_criteo  # noqa: E402
 from intune.recsys.generate import generate_rows, write_criteo  # noqa: E402
 from intune.recsys.train import EveryKth, evaluation_pipeline, train, training_pipeline  # noqa: E402
+from intune.tuners import NAMES, make_tuner  # noqa: E402
 
 SAMPLE = "criteo1tb/day_11_head3k.tsv"
 
@@ -462,6 +463,8 @@ def test_nothing_is_made_for_files_that_are_not_there(tmp_path: Path) -> None:
         ({"learning_rate": -1.0}, "learning_rate must be more than 0, got -1.0"),
         ({"dim": 0}, "dim must be at least 1, got 0"),
         ({"rows_per_table": 1}, "rows_per_table must be an int of at least 2"),
+        ({"tuner": "learned_model"}, "'threshold'; did you mean 'learned-model'?"),
+        ({"tuner": "radnom"}, "'proportional', 'random', 'shared', 'static', "),
         ({"tuner": "clever"}, "unknown tuner 'clever'"),
         ({"tuner": "static"}, "need each other, got tuner 'static' and concurrency {}"),
         ({"concurrency": {"batch": 1}}, "need each other, got tuner 'model'"),
@@ -471,6 +474,11 @@ def test_what_cannot_be_trained_with_is_refused(tmp_path: Path, options: dict[st
     with pytest.raises(PipelineError) as caught:
         config(tmp_path, tmp_path, **options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tuner_of_the_library_may_be_named(tmp_path: Path, name: str) -> None:
+    assert type(config(tmp_path, tmp_path, tuner=name).make_tuner()) is type(make_tuner(name))
 
 
 @pytest.mark.parametrize(

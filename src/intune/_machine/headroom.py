@@ -15,6 +15,8 @@ from intune._machine.system import Reading, System
 from intune._shares import COMPARED
 from intune._values import MemoryUse
 
+OWN = "this process and its workers"
+
 _LIMITS_SECONDS = 1.0
 """How old the list of what sets limits may be: finding it costs more than reading limits and what is used."""
 
@@ -59,7 +61,8 @@ class Headroom:
         found = [use for use in (self._use(limit) for limit in self._current()) if use is not None]
         chosen = self._own()
         if chosen is not None and (tree := self.meter.tree()).value is not None:
-            found.append(MemoryUse(chosen, int(tree.value), "the loader's memory=", tree.read_from, chosen=True))
+            limit_from = "the loader's memory="
+            found.append(MemoryUse(chosen, int(tree.value), limit_from, tree.read_from, chosen=True, used_by=OWN))
         return found
 
     def _current(self) -> list[MemoryLimit]:
@@ -76,11 +79,19 @@ class Headroom:
         return limit if now is None or now.read_from != limit.read_from else now
 
     def _use(self, limit: MemoryLimit) -> MemoryUse | None:
-        used = used_of_limit(self._system, limit)
+        used, used_by = used_of_limit(self._system, limit), _used_by(limit)
         if used.value is None and limit.level is not None:
             tree = self.meter.tree()  # the kernel does not say what the group uses
-            used = Reading(tree.value, f"{tree.read_from} ({used.read_from})")
+            used, used_by = Reading(tree.value, f"{tree.read_from} ({used.read_from})"), OWN
         if limit.limit_bytes is None or used.value is None:
             return None
-        shared = limit.read_from != ADDRESS_SPACE
-        return MemoryUse(limit.limit_bytes, int(used.value), limit.read_from, used.read_from, with_processes=shared)
+        shared, amount = limit.read_from != ADDRESS_SPACE, int(used.value)
+        return MemoryUse(
+            limit.limit_bytes, amount, limit.read_from, used.read_from, with_processes=shared, used_by=used_by
+        )
+
+
+def _used_by(limit: MemoryLimit) -> str:
+    if limit.level is not None:
+        return "all programs in this control group"
+    return "the addresses of this process" if limit.read_from == ADDRESS_SPACE else "all programs on this machine"

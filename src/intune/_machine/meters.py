@@ -7,6 +7,7 @@ from intune._clock import Clock
 from intune._machine.cgroups import levels
 from intune._machine.cpus import read_cpus
 from intune._machine.headroom import Headroom, nearest
+from intune._machine.memory import own_memory
 from intune._machine.probe import LockProbe
 from intune._machine.system import Reading, System, numbers, read_or_none
 from intune._machine.tree import Count, Key, Process, TreeCounter
@@ -65,6 +66,7 @@ class Meter:
             "pressure_share": self._pressure_share(seconds),
             "lock_wait_seconds": self._lock_wait(),
             "read_bytes": self._read_bytes(members),
+            "own_memory_bytes": own_memory(self._system),
         }
         figures = {name: reading.value for name, reading in readings.items()}
         return MachineSnapshot(
@@ -77,6 +79,8 @@ class Meter:
             read_bytes=_whole(figures["read_bytes"]),
             memory_bytes=memory.used_bytes if memory else None,
             memory_limit_bytes=memory.limit_bytes if memory else None,
+            memory_used_by=memory.used_by if memory else "",
+            own_memory_bytes=_whole(figures["own_memory_bytes"]),
             memory=tuple(uses),
             read_from={
                 "cpus": "; ".join([cpus.read_from["cpus"], *problems]),

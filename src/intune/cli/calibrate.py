@@ -95,7 +95,11 @@ def calibrate(
             found.save(save)
         for line in about(found):
             say(line)
-        answers = {text: _answer(found, text, arguments) for text, arguments in (asked or {BEST: {}}).items()}
+        questions = asked or {BEST: {}}
+        answers = {
+            text: _answer(found, text, arguments, f"{number} of {len(questions)}")
+            for number, (text, arguments) in enumerate(questions.items(), 1)
+        }
         for line in alike({text: answer for text, answer in answers.items() if answer is not None}):
             say(line)
         if None in answers.values():
@@ -212,8 +216,8 @@ def about(found: "Calibration") -> Iterator[str]:
     else:
         yield f"fits: none of the {count(len(found.held), 'allocation')} measured is surely off by {SAID:.0%}"
     yield (
-        f"measured on {count(found.cpus, 'CPU slot')}; fitted, an item of each stage costs, alone (at most so many "
-        "were seen at once):"
+        f"measured on {count(found.cpus, 'CPU slot')}; fitted, an item of each stage costs, alone unless a note "
+        "says otherwise (at most so many were seen at once):"
     )
     fit = found.fits[0]
     stages = {stage.name: stage for stage in found.scenario.stages}
@@ -256,11 +260,18 @@ def alike(answers: "Mapping[str, Answer]") -> Iterator[str]:
         yield f"which is faster cannot be told: {'; '.join(pairs)}"
 
 
-def _answer(found: "Calibration", text: str, arguments: Mapping[str, Any]) -> "Answer | None":
-    """Say the answer to one question, or on stderr why there is none."""
+def _answer(found: "Calibration", text: str, arguments: Mapping[str, Any], number: str) -> "Answer | None":
+    """Say the answer to one question, or on stderr why there is none; on stderr, too, that it is being simulated."""
+    doing = f"simulating {text} ({number})"
+
+    def simulated(done: int, of: int) -> None:
+        at(done)
+        if not done and not sys.stderr.isatty():  # no bar is seen
+            typer.echo(f"{doing} ...", err=True)
+
     try:
-        with _shown(f"simulating {text}", len(found.fits)) as at:
-            answer = found.what_if(**arguments, progress=lambda done, of: at(done))
+        with _shown(doing, len(found.fits)) as at:
+            answer = found.what_if(**arguments, progress=simulated)
     except PipelineError as error:
         typer.echo(f"error: --what-if {text}: {error}", err=True)
         return None

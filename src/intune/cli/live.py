@@ -148,11 +148,13 @@ class LiveTable:
     def _figures(self, now: float, window: Snapshot | None, number: Callable[[float], str]) -> list[str]:
         rate = self._pace.rate(now)
         epoch = rows = loss = total = waited = used = limit = None
+        used_by = ""
         if (standing := self._standing) is not None:
             epoch, rows, loss, total = standing.epoch, standing.rows, standing.loss, standing.rows_total
         if window is not None:
             waited = window.consumer.wait_share
             used, limit = window.machine.memory_bytes, window.machine.memory_limit_bytes
+            used_by = window.machine.memory_used_by and f" by {window.machine.memory_used_by}"
         return [
             f"epoch {_or(epoch, str)}",
             f"rows {_or(rows, number)}{'' if total is None else f' of about {number(total)}'}",
@@ -160,7 +162,7 @@ class LiveTable:
             f"left {_or(self._seconds_left(now, rate), on_a_clock)}",
             f"loss {_or(loss, '{:.4f}'.format)}",
             f"waited {_or(waited, _percent)}",
-            f"memory {_or(used, gib)} of {_or(limit, gib)} GiB",
+            f"memory {_or(used, gib)} of {_or(limit, gib)} GiB{used_by}",
         ]
 
     def _seconds_left(self, now: float, rate: float | None) -> float | None:

@@ -45,7 +45,13 @@ def train(
     rows_shuffle: Annotated[
         int, typer.Option(help="Rows of a shuffle window; 0 = in the order of the files.")
     ] = 200_000,
-    tuner: Annotated[str, typer.Option(help="model, shared, even, proportional, static or random.")] = "model",
+    tuner: Annotated[
+        str,
+        typer.Option(
+            help="model, shared, even, proportional, static (of the limits given), random, dqn, hillclimb, "
+            "hillclimb-climb, hillclimb-stage-based, learned-model, plumber, tabular or threshold."
+        ),
+    ] = "model",
     concurrency: Annotated[
         list[str] | None,
         typer.Option(

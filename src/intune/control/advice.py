@@ -11,6 +11,7 @@ from intune._values import Snapshot, StageSnapshot
 from intune._words import count
 from intune.control.bounds import bound_without, crowding, most_at_once, slots_bound, trainer_bound
 from intune.control.lock import HELD_SECONDS, IN_USE_SECONDS, MOVABLE
+from intune.control.turns import may_take_turns
 
 WORTH = 1.05
 """Less is not worth doing anything for."""
@@ -28,6 +29,8 @@ OTHERS_SHARE = 0.2
 """Share of the CPUs' time from which other programs are named."""
 
 UNKNOWN = "cannot be told"
+
+NOT_TURNS = "not where its items take turns (a lock, a disk)"
 
 THROTTLED_SHARE = 0.05
 """Share of the CPUs' time that a quota takes from which a higher one is worth naming."""
@@ -108,6 +111,8 @@ def _concurrency(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
         little = "more at once would gain little, as slots or the training loop are full too"
         return f"less work in stage {stage.name}; {little}"
     holds = ", unless they only wait for the interpreter lock" if _python(snapshot, stage) else ""
+    if may_take_turns(snapshot, stage):
+        holds = f", {NOT_TURNS}"
     return f"{how}{_times(times, holds)}"
 
 
@@ -120,7 +125,9 @@ def _waits(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
         return f"less waiting in stage {stage.name}; it was given {stage.concurrency} ({why})"
     found = crowding(stage)
     times = _times(bound_without(snapshot, stage) if stage.info.waits else trainer_bound(snapshot))
-    if stage.info.waits:
+    if stage.info.waits and most_at_once(stage) == stage.info.max_concurrency is not None:
+        how = f"a larger max_concurrency of stage {stage.name} in the next run"
+    elif stage.info.waits:
         how = f"more at once in stage {stage.name}"
     elif stage.info.kind in MOVABLE and stage.info.executor == "thread":
         how = f"waits=True on stage {stage.name} in the next run, so that it waits without a slot"
@@ -131,9 +138,7 @@ def _waits(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
             f"cannot be told, as stage {stage.name} may wait for the interpreter lock, which Python code holds at times"
         )
     if found is None:
-        where = (
-            "where what it waits for serves more at once (a network), not where its items take turns (a lock, a disk)"
-        )
+        where = f"where what it waits for serves more at once (a network), {NOT_TURNS}"
         return f"perhaps {how}: that helps {where}"
     levels = f"with more than {found.few} at once its items took"
     if found.ratio <= FLAT:
@@ -164,7 +169,18 @@ def _memory(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
 def _order(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     times = min(trainer_bound(snapshot), slots_bound(snapshot))
     rest = "ordered=False where order does not matter, a larger max_ahead, or items of more even cost, in the next run"
+    if stage is not None and may_take_turns(snapshot, stage):
+        return f"perhaps {rest}: that helps where items of stage {stage.name} are slow by themselves, {NOT_TURNS}"
     return rest if times < WORTH else f"{rest}{_times(times)}"
+
+
+def _turns(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
+    if stage is None:
+        return None
+    return (
+        f"less time in what the items of stage {stage.name} take turns for, or more of that; "
+        "more at once, more CPUs or another order gain nothing"
+    )
 
 
 def _paused(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
@@ -200,5 +216,6 @@ _BY_KIND: Mapping[str, Callable[[Snapshot, StageSnapshot | None], str | None]] =
     "disk": _disk,
     "memory": _memory,
     "order": _order,
+    "turns": _turns,
     "paused": _paused,
 }

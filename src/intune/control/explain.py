@@ -28,9 +28,10 @@ from intune.control.lock import (
 )
 from intune.control.outcome import Outcome
 from intune.control.shortage import shortage
+from intune.control.turns import takes_turns
 
 Kind = Literal[
-    "trainer", "paused", "cpu", "lock", "concurrency", "waits", "disk", "memory", "order", "source", "unknown"
+    "trainer", "paused", "cpu", "lock", "turns", "concurrency", "waits", "disk", "memory", "order", "source", "unknown"
 ]
 
 TRAINER_WAITS_LITTLE = 0.05
@@ -72,7 +73,8 @@ class Limit:
 
     Attributes:
         kind: "trainer" takes what it gets at once; "paused": a user paused a stage; "cpu": no free slot; "lock":
-            threads wait for the interpreter lock; "concurrency": a stage that computes works at its limit;
+            threads wait for the interpreter lock; "turns": items of a stage take turns for something else that only
+            one or a few may have; "concurrency": a stage that computes works at its limit;
             "waits": one that waits does; "disk": so does a source that reads from storage; "memory": items are not
             admitted; "order": a slow item holds the others back; "source": it has no more input; "unknown": nothing
             stands out, or nothing was measured.
@@ -105,7 +107,8 @@ def limit(snapshot: Snapshot) -> Limit:
     return (
         _alone(snapshot)
         or _locked(snapshot)
-        or _full(snapshot)
+        or _in_turns(snapshot, full := _full(snapshot))
+        or full
         or (Limit("memory", stage.name, _memory_sentence(snapshot, stage)) if cause == "memory" else None)
         or _busy_slots(snapshot)
         or _judge(snapshot, stage, cause)
@@ -176,6 +179,21 @@ def _locked(snapshot: Snapshot) -> Limit | None:
     return None if bound is None else Limit("lock", bound.stage.name, _lock_sentence(bound))
 
 
+def _in_turns(snapshot: Snapshot, full: Limit | None) -> Limit | None:
+    """The stage whose items lose most time as they take turns; None where another one is full."""
+    turns = [(stage, more) for stage in snapshot.stages if (more := takes_turns(snapshot, stage)) is not None]
+    if not turns:
+        return None
+    stage, more = max(turns, key=lambda each: lost_seconds(each[0]))
+    if full is not None and full.stage != stage.name:
+        return None
+    if (reading := _reading(snapshot, stage)) is not None:
+        return reading
+    said = "its items take turns (a lock, a disk, a connection), as it gives hardly more a second"
+    than = f"with {more.many:.1f} at once than with {more.few:.1f}"
+    return Limit("turns", stage.name, f"Stage {stage.name} is the limit: {said} {than}{_seconds_an_item(stage)}.")
+
+
 def _busy_slots(snapshot: Snapshot) -> Limit | None:
     """CPU as the limit where the slots were busy nearly all the time."""
     stages = [stage for stage in snapshot.stages if not stage.info.waits]
@@ -184,7 +202,8 @@ def _busy_slots(snapshot: Snapshot) -> Limit | None:
         return None
     worst = max(stages, key=lambda stage: stage.busy_seconds)
     # What a thread loses to other programs or to the lock is no waiting of its own.
-    undisturbed = (snapshot.machine.lock_wait_seconds or 0.0) < HELD_SECONDS and not _taken_by_others(snapshot)
+    others = worst.run_queue_seconds is None and _taken_by_others(snapshot)
+    undisturbed = (snapshot.machine.lock_wait_seconds or 0.0) < HELD_SECONDS and not others
     if worst.info.executor == "thread" and undisturbed and lost_seconds(worst) > WAITS_SHARE * worst.busy_seconds:
         if (reading := _reading(snapshot, worst)) is not None:
             return reading
@@ -276,7 +295,8 @@ def _at_its_limit(snapshot: Snapshot, stage: StageSnapshot) -> Limit:
     if stage.info.waits:
         if (reading := _reading(snapshot, stage)) is not None:
             return reading
-        at = "as many as threads allow" if stage.concurrency is None else f"all {stage.concurrency} that it may have"
+        most = most_at_once(stage)
+        at = "as many as threads allow" if most is None else f"all {most} that it may have"
         sentence = f"Stage {stage.name} is the limit: it waits for something outside, with {at} under way"
         return Limit("waits", stage.name, f"{sentence}{_seconds_an_item(stage)}.")
     most = most_at_once(stage)
@@ -376,7 +396,7 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         yield f"Stage {stage.name}: {'; '.join(figures)}."
     machine = snapshot.machine
     yield (
-        f"Memory: {size(machine.memory_bytes)} of {size(machine.memory_limit_bytes)}; "
+        f"Memory: {size(machine.memory_bytes)} of {size(machine.memory_limit_bytes)}{_whose_memory(snapshot)}; "
         f"{count(snapshot.in_flight_items, 'item')} in flight with {size(snapshot.in_flight_bytes)} "
         f"of {size(snapshot.in_flight_bytes_limit)}."
     )
@@ -387,6 +407,25 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         if event.kind == "outcome":
             continue  # it stands above
         yield f"Event: {event.kind}{f' at stage {event.stage}' if event.stage else ''}: {event.detail}"
+
+
+def _whose_memory(snapshot: Snapshot) -> str:
+    """Who uses it; and what of it this process does, where others may."""
+    machine = snapshot.machine
+    if not machine.memory_used_by:
+        return ""
+    chosen = next((use for use in machine.memory if use.chosen), None)
+    if chosen is not None and machine.memory_used_by == chosen.used_by:
+        return f" used by {machine.memory_used_by}"
+    if chosen is not None and chosen.used_bytes is not None:
+        return f" used by {machine.memory_used_by}, of which {size(chosen.used_bytes)} by {chosen.used_by}"
+    if machine.own_memory_bytes is None:
+        return f" used by {machine.memory_used_by}"
+    workers = [stage for stage in snapshot.stages if stage.processes_live]
+    known = [(stage.processes_live or 0) * (stage.process_resident_bytes or 0) for stage in workers]
+    rest = f" and {size(sum(known))} by its {count(sum(s.processes_live or 0 for s in workers), 'worker')}"
+    own = f"{size(machine.own_memory_bytes)} by this process{rest if sum(known) else ''}"
+    return f" used by {machine.memory_used_by}, of which {own}"
 
 
 def _stage_figures(stage: StageSnapshot, seconds: float, reason: str | None) -> Iterator[str]:

@@ -15,8 +15,8 @@ A line is an object with these fields:
 * `judged`: what the last change of the allocation brought, on the line at which enough steps have been done since;
   else null. `tick`: the line that made the change. `concurrency` by stage and `slots`: [before, after]. `expected` and
   `got`: change of the rows that the trainer takes a second, as a share of those before (0.18 = 18 % more); `expected`
-  is null where the tuner did not say. `steps`, `seconds`: what `got` was taken from. A change after which too few steps
-  can be compared (`intune.control.outcome` says which) is never judged.
+  is the tuner's estimate, null where it did not say. `steps`, `seconds`: what `got` was taken from. A change after
+  which too few steps can be compared (`intune.control.outcome` says which) is never judged.
 
 Figures that are not numbers (NaN, infinity) become null, as JSON has none. The first line of a file and one
 in each minute are full, so that a file can be read from its start and little is lost with a damaged one.
@@ -192,7 +192,8 @@ def read_journal(path: str | Path) -> Iterator[dict[str, Any]]:
     another one was appended.
 
     Raises:
-        SourceError: If a line in the middle is damaged or of a schema that this version does not know.
+        SourceError: If a line in the middle is damaged, none is whole, or one is of a schema that this version does not
+            know; it names file and line.
         OSError: If the file cannot be read.
     """
     yield from (line for _, line in numbered_lines(path))
@@ -329,23 +330,35 @@ def _reassemble(lines: Iterable[dict[str, Any]], seen: dict[str, Any]) -> Iterat
 
 
 def _whole_lines(file: Iterable[bytes], path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    damaged: int | None = None
+    damaged: tuple[int, str] | None = None
+    whole = False
     for number, text in enumerate(file, start=1):
         line = _decoded(text)
-        if damaged is not None and (line is None or line.get("tick") != 0):
-            raise SourceError(f"{path}, line {damaged}: damaged, and its run goes on; cut the file before that line")
-        damaged = number if line is None else None
-        if line is None:
+        if damaged is not None and (isinstance(line, str) or line.get("tick") != 0):
+            raise SourceError(
+                f"{path}, line {damaged[0]}: damaged ({damaged[1]}), and its run goes on; cut the file before that line"
+            )
+        damaged = (number, line) if isinstance(line, str) else None
+        if isinstance(line, str):
             continue
         if line.get("schema") != SCHEMA:
             raise SourceError(f"{path}, line {number}: schema {line.get('schema')!r}, this version reads {SCHEMA}")
+        whole = True
         yield number, line
+    if damaged is not None and not whole:
+        raise SourceError(
+            f"{path}, line {damaged[0]}: damaged ({damaged[1]}), and no other line is whole; is it a journal?"
+        )
 
 
-def _decoded(text: bytes) -> dict[str, Any] | None:
-    """The line, or None where it is not whole."""
+def _decoded(text: bytes) -> dict[str, Any] | str:
+    """The line, or why it is not whole."""
     try:
         line = json.loads(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) and text.endswith(b"\n") else None
+    except UnicodeDecodeError as error:
+        return f"no text from byte {error.start + 1} on"
+    except json.JSONDecodeError as error:
+        return f"no JSON: {error.msg} at column {error.colno}"
+    if not isinstance(line, dict):
+        return "no JSON object"
+    return line if text.endswith(b"\n") else "its end is missing"

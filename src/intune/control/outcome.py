@@ -47,8 +47,8 @@ class Change:
         concurrency: By stage that was changed, its concurrency before and after; None = open.
         slots: CPU slots before and after.
         reasons: By stage that was changed, why, in the tuner's words; and what was seen of it.
-        expected: Change of the rate that the tuner expected, as a share of the rate before; None = it did not say, or
-            the rate before is not known.
+        expected: Change of the rate that the tuner expected, as a share of the rate before: an estimate. None = it did
+            not say, or the rate before is not known.
     """
 
     concurrency: Mapping[str, tuple[int | None, int | None]]
@@ -93,8 +93,8 @@ class Outcome:
         ]
 
     def in_words(self) -> str:
-        """As in "expected +18 %, got +15 % (45 steps in 3.0 s)"; what is not known is left out."""
-        said = [] if self.change.expected is None else [f"expected {_percent(self.change.expected)}"]
+        """As in "estimated +18 %, got +15 % (45 steps in 3.0 s)"; what is not known is left out."""
+        said = [] if self.change.expected is None else [f"estimated {_percent(self.change.expected)}"]
         if self.got is not None:
             said.append(f"got {_percent(self.got)} ({count(self.steps, 'step')} in {duration(self.seconds)})")
         elif said:

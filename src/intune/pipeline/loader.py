@@ -40,8 +40,8 @@ class Control(Protocol):
         """The last lines of the journal."""
         ...
 
-    def explain(self) -> str:
-        """What limits the run, for a person."""
+    def explain(self, ended: str | None = None) -> str:
+        """What limits the run, for a person; what limited it, where nothing goes on and `ended` says why."""
         ...
 
     def owns(self, thread: threading.Thread) -> bool:
@@ -166,9 +166,12 @@ class Loader:
         return f"<Loader of {engine.pipeline!r}: {given}, {at}>"
 
     def explain(self) -> str:
-        """What limits the run now, and what would help; how well a shuffle mixes the files; what is too large."""
+        """What limits the run now, and what would help; how well a shuffle mixes the files; what is too large.
+
+        Where no iterator is live, or the loader is closed: what limited it for most of the time.
+        """
         others = describe_mixing(self._engine.pipeline), self._oversize
-        return "\n".join([self._control.explain(), *(each for each in others if each)])
+        return "\n".join([self._control.explain(self._rests()), *(each for each in others if each)])
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -214,6 +217,15 @@ class Loader:
             return begun.left
         with self._engine.scheduler.lock:
             return iterator.place()
+
+    def _rests(self) -> str | None:
+        """Why nothing goes on, for a person; None where something does, or nothing was begun."""
+        if self._engine.closed:
+            return "The run has ended: the loader is closed"
+        iterator = self._begun.iterator() if self._begun is not None else None
+        if self._first_asked is None or (iterator is not None and iterator.alive):
+            return None
+        return "The run has ended or rests: no iterator is live"
 
     def _forget_left(self) -> None:
         """Where the last iteration was left does not count any more, unless it is live."""

@@ -11,7 +11,7 @@ from intune._errors import IntuneError, PipelineError, StateError
 from intune._values import Tuner
 from intune.recsys.criteo import Format
 from intune.recsys.transforms import CriteoTransform
-from intune.tuners import RandomMoves, Static, make_tuner
+from intune.tuners import NAMES, RandomMoves, Static, make_tuner, unknown_tuner
 
 OptimizerName: TypeAlias = Literal["adagrad", "sgd"]
 
@@ -28,7 +28,7 @@ _BEGAN_IN = "began_in"
 _LEAST_HELD_OUT = 1e-9
 """No block has so many rows that less would hold one out."""
 
-TUNERS = ("model", "shared", "even", "proportional", "static", "random")
+TUNERS = (*NAMES, "static", "random")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrainConfig:
         shuffle_rows: Rows of a shuffle window; 0 = the order of the files.
         held_out: Share of the rows that is kept for evaluation, 0 or 1e-9 to 0.5: every k-th row of a block,
             k = round(1 / share).
-        tuner: While training, "model", "shared", "even", "proportional", "static" or "random".
+        tuner: While training, one of `intune.tuners.NAMES`, or "static", or "random", which is for tests.
         concurrency: By stage, the most items it works on at once; for the tuner "static", which needs it.
         cpus: CPU slots of the loader; None = what the machine gives.
         memory: Limit for the whole process: "4GiB", bytes, or a share of what the machine gives, "50%" or 0.5; None =
@@ -127,7 +127,7 @@ class TrainConfig:
                 f"concurrency {dict(self.concurrency)}"
             )
         if self.tuner not in TUNERS:
-            raise PipelineError(f"unknown tuner {self.tuner!r}: give one of {', '.join(TUNERS)}")
+            raise unknown_tuner(self.tuner, TUNERS)
         if self.tuner == "static":
             return Static(self.concurrency)
         return RandomMoves(self.seed) if self.tuner == "random" else make_tuner(self.tuner)

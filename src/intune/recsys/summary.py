@@ -15,6 +15,7 @@ from intune._words import count, gib
 from intune.control import read_journal
 from intune.control.explain import Kind, limit
 from intune.control.shortage import Shortage, shortage, together
+from intune.control.whole_run import SeenCrowds, went_on
 from intune.pipeline.stats import Stats
 from intune.recsys.whole import write_whole
 
@@ -29,6 +30,7 @@ _LIMITS: dict[Kind, str] = {
     "paused": "a pause of {}",
     "cpu": "CPU for {}",
     "lock": "the interpreter lock in {}",
+    "turns": "what items of {} take turns for",
     "concurrency": "the concurrency of {}",
     "waits": "what {} waits for",
     "disk": "reading in {}",
@@ -76,6 +78,8 @@ class Measured:
         busiest_stage_cpu_share: Its share of the CPU seconds of all stages.
         memory_peak_bytes: What was used of the limit in that window of those seen that came nearest to it.
         memory_limit_bytes: That limit.
+        memory_used_by: Whose use that was, in words: on a machine without other limits that of all programs.
+        own_memory_peak_bytes: The most that this process alone held in a window, its worker processes left out.
     """
 
     wait_share: float | None = None
@@ -83,6 +87,8 @@ class Measured:
     busiest_stage_cpu_share: float | None = None
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    memory_used_by: str | None = None
+    own_memory_peak_bytes: int | None = None
 
     def in_words(self) -> str:
         """A sentence for a person, of what is known; empty where nothing is."""
@@ -93,9 +99,16 @@ class Measured:
             said.append(f"{self.busiest_stage} used {self.busiest_stage_cpu_share:.0%} of the loader's CPU")
         if self.memory_peak_bytes is not None:
             of = "" if self.memory_limit_bytes is None else f"of {gib(self.memory_limit_bytes)} "
-            # Rounded up, for what was never passed must not be below what was measured.
-            said.append(f"memory never above {math.ceil(self.memory_peak_bytes / 2**30 * 10) / 10:.1f} {of}GiB")
+            own = self.own_memory_peak_bytes
+            alone = "" if own is None else f", {_rounded_up(own)} GiB by this process"
+            used_by = f" used by {self.memory_used_by}{alone}" if self.memory_used_by else ""
+            said.append(f"memory never above {_rounded_up(self.memory_peak_bytes)} {of}GiB{used_by}")
         return "; ".join(said)
+
+
+def _rounded_up(size_bytes: int) -> str:
+    """In GiB: what was never passed must not be below what was measured."""
+    return f"{math.ceil(size_bytes / 2**30 * 10) / 10:.1f}"
 
 
 class MemoryPeak:
@@ -109,24 +122,28 @@ class MemoryPeak:
         """Begin with nothing known."""
         self.peak_bytes: int | None = None
         self.limit_bytes: int | None = None
+        self.used_by: str | None = None
+        self.own_bytes: int | None = None
 
     def see(self, window: Snapshot | None) -> None:
         """Look at a window."""
         if window is not None:
-            self._see(window.machine.memory_bytes, window.machine.memory_limit_bytes)
+            self._see(window.machine)
 
     def see_journal(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Look at the windows in lines of a journal, each with all of `seen`."""
         for line in lines:
-            machine = line["seen"]["machine"]
-            self._see(machine["memory_bytes"], machine["memory_limit_bytes"])
+            self._see(_made(MachineSnapshot, {**line["seen"]["machine"], "memory": ()}))
 
-    def _see(self, used: int | None, limit: int | None) -> None:
+    def _see(self, machine: MachineSnapshot) -> None:
+        used, limit, own = machine.memory_bytes, machine.memory_limit_bytes, machine.own_memory_bytes
+        if own is not None:
+            self.own_bytes = max(own, self.own_bytes or 0)
         if used is None:
             return
         before = (-1.0, -1) if self.peak_bytes is None else _nearness(self.peak_bytes, self.limit_bytes)
         if _nearness(used, limit) > before:
-            self.peak_bytes, self.limit_bytes = used, limit
+            self.peak_bytes, self.limit_bytes, self.used_by = used, limit, machine.memory_used_by or None
 
 
 def _nearness(used: int, limit: int | None) -> tuple[float, int]:
@@ -152,10 +169,11 @@ def in_a_line(lines: Iterable[Mapping[str, Any]]) -> str:
     """What limited the windows in lines of a journal, each with all of `seen`."""
     seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     missing: list[Shortage] = []
+    crowds = SeenCrowds()
     for line in lines:
-        window = _window(line["seen"])
-        if not window.consumer.steps and not any(stage.items_in or stage.running for stage in window.stages):
-            continue  # nothing went on: it had not begun, or was over
+        window = crowds.add(_window(line["seen"]))
+        if not went_on(window):
+            continue
         found = limit(window)
         seconds[_LIMITS[found.kind]][found.stage or NO_STAGE] += window.window_seconds
         if (cost := shortage(window)) is not None:
@@ -213,6 +231,8 @@ def measure(stats: Stats, seconds: float, memory: MemoryPeak) -> Measured:
         busiest_stage_cpu_share=None if busiest is None else cpu_seconds[busiest] / total,
         memory_peak_bytes=memory.peak_bytes,
         memory_limit_bytes=memory.limit_bytes,
+        memory_used_by=memory.used_by,
+        own_memory_peak_bytes=memory.own_bytes,
     )
 
 

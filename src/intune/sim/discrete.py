@@ -234,7 +234,11 @@ class Simulation:
             make_scheduler=lambda name, slots, threads: _SimScheduler(name, slots, threads, self._begin_task),
             make_gather=gather,
         )
-        return Engine(self._pipeline(), EngineOptions(), context, self.budget(), self._machine, self._make_pool)
+        engine = Engine(self._pipeline(), EngineOptions(), context, self.budget(), self._machine, self._make_pool)
+        for live in engine.live:
+            if live.info.waits is None and (waits := self._stages[live.info.name].waits) is not None:
+                live.decide(waits)  # a pipeline says so of maps only
+        return engine
 
     def _pipeline(self) -> Pipeline:
         source = self.scenario.stages[0]

@@ -49,7 +49,7 @@ class SimStage:
         bytes_spread: Standard deviation of the logarithm of an item's bytes a row; none is more than three of them off.
         scratch_bytes: What is needed beside input and output while an item is worked on.
         max_concurrency: The most items at once; None = no limit of its own.
-        waits: Whether a map is said to wait and so holds no slot; None = to be found out, as it is for all others.
+        waits: Whether it is known to wait and so holds no slot; None = to be found out.
         wait_by_crowd: By how many items of the stage are at work, how many times `wait_seconds` they wait: pairs (n,
             times) in rising order of n, linear between and the same beyond; empty = once. For runs only: the fluid
             level refuses it.
@@ -317,11 +317,6 @@ class Scenario:
             own = kind if number == 1 else f"{kind}_{number}"
             if kind in ("shuffle", "batch") and name != own:
                 raise ValueError(f"{self.name}: a {kind} cannot be named {name!r}: in a pipeline it is {own!r}")
-        said = [
-            stage.name for stage in self.stages if stage.waits is not None and stage.kind not in ("map", "flat_map")
-        ]
-        if said:
-            raise ValueError(f"{self.name}: only of maps can be said whether they wait, got it for {said}")
         for change in self.changes:
             if change.what in ("cost", "bytes") and change.stage not in names:
                 raise ValueError(f"{self.name}: a change of {change.stage!r}, which is no stage of {names}")

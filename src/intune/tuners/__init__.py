@@ -6,7 +6,7 @@ concurrency and solves for the best. `hillclimb`, `plumber`, `threshold` and `ta
 `RandomMoves` is for tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
 
@@ -27,6 +27,7 @@ from intune.tuners.threshold import Threshold
 
 __all__ = [
     "DQN",
+    "NAMES",
     "Even",
     "HillClimb",
     "LearnedModel",
@@ -39,6 +40,7 @@ __all__ = [
     "Tabular",
     "Threshold",
     "make_tuner",
+    "unknown_tuner",
 ]
 
 _BY_NAME: dict[str, Callable[[], Tuner]] = {
@@ -57,6 +59,24 @@ _BY_NAME: dict[str, Callable[[], Tuner]] = {
 }
 
 
+NAMES = tuple(_BY_NAME)
+"""Names of tuners that need nothing else."""
+
+
+def unknown_tuner(name: str, names: Iterable[str], more: str = "") -> PipelineError:
+    """That there is no tuner of a name, which names there are, and which of them may be meant.
+
+    Args:
+        name: What was given.
+        names: Those that are allowed.
+        more: What else is.
+    """
+    known = sorted(names)
+    near = get_close_matches(name, known, 1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return PipelineError(f"unknown tuner {name!r}: give one of {', '.join(map(repr, known))}{more}{meant}")
+
+
 def make_tuner(name_or_object: str | Tuner) -> Tuner:
     """A new tuner by its name, or the given object itself.
 
@@ -65,11 +85,7 @@ def make_tuner(name_or_object: str | Tuner) -> Tuner:
     """
     if isinstance(name_or_object, str):
         if name_or_object not in _BY_NAME:
-            names, near = ", ".join(map(repr, sorted(_BY_NAME))), get_close_matches(name_or_object, _BY_NAME, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise PipelineError(
-                f"unknown tuner {name_or_object!r}: give one of {names}, or an object such as Static{meant}"
-            )
+            raise unknown_tuner(name_or_object, NAMES, ", or an object such as Static")
         return _BY_NAME[name_or_object]()
     if isinstance(name_or_object, type):
         raise PipelineError(f"{name_or_object.__name__} is a class: give an object, {name_or_object.__name__}(...)")

@@ -367,6 +367,46 @@ class TestSaved:
             Calibration.load(tmp_path / "c.json")
 
 
+class TestTurns:
+    FEED = SimStage("feed", "source", cpu_seconds=0.001, rows=1)
+    SERIAL = SimStage("serial", serial_seconds=0.01)
+    ASLEEP = SimStage("asleep", wait_seconds=0.05, waits=True)
+
+    def drawn(self, *stages: SimStage) -> Scenario:
+        return Scenario("turns", (self.FEED, *stages), SimMachine(cpus=8))
+
+    def test_a_stage_whose_items_take_turns_is_named_and_scales_no_further(self) -> None:
+        found = calibrate_lines(swept(self.drawn(self.SERIAL)).lines)
+        (note,) = [note for note in found.notes if "take turns" in note]
+        assert note.startswith("serial: gives hardly more with ")
+        assert all(abs(each.off) < 0.1 for each in found.held)
+        alone = replace(found, fits=found.fits[:1])
+        rates = [alone.what_if(concurrency={"serial": most}).rows_per_second for most in (1, 7)]
+        assert rates == pytest.approx([100, 100], rel=0.15)
+
+    def test_one_that_scales_is_not(self) -> None:
+        found = calibrate_lines(swept(self.drawn(self.ASLEEP)).lines)
+        assert not [note for note in found.notes if "turns" in note]
+
+    def test_one_that_was_never_alone_may_take_turns(self) -> None:
+        full = [line for line in play(self.drawn(self.ASLEEP), Static({"asleep": 16}), 20).lines if line["tick"] > 6]
+        found = calibrate_lines(full)
+        (note,) = [note for note in found.notes if "turns" in note]
+        assert note.startswith("asleep: never seen with fewer than 16 at once, so what it waits alone is taken to be")
+
+
+def test_a_source_that_is_known_not_to_wait_may_wait_for_as_long_as_it_was_seen_to() -> None:
+    """It is no multiple of what it computes."""
+    source = SimStage("read", "source", cpu_seconds=0.002, wait_seconds=0.02, rows=8, max_concurrency=1, waits=False)
+    found = calibrate_lines(
+        swept(Scenario("reads", (source, SimStage("work", cpu_seconds=0.001)), SimMachine(cpus=4))).lines
+    )
+    read = found.scenario.stages[0]
+    assert read.waits is False
+    assert read.waiting(1) == pytest.approx(0.02, rel=0.1)
+    assert read.cpu_seconds == pytest.approx(0.002, rel=0.1)
+
+
 class TestLive:
     @pytest.mark.slow
     def test_a_pipeline_with_a_filter_a_flat_map_and_a_step(self) -> None:

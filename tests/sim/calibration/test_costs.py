@@ -48,6 +48,7 @@ def seen(
         (lambda n: 0.0001, queue(3, 0.02, 0.03)),
         (lambda n: 0.0001, queue(1, 0.01, 0.0)),
         (lambda n: 0.01, queue(4, 0.03, 0.01)),
+        (lambda n: 0.01, lambda n: 0.01 * (n - 1)),  # all of it under one lock: alone nobody is waited for
     ],
 )
 def test_a_cost_is_found_again(

@@ -1,6 +1,7 @@
 """Windows brought to one point for each level, with its own uncertainty."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,3 +102,35 @@ def test_what_was_seen_in_passing_only_is_less_sure() -> None:
 def test_where_in_its_class_a_level_lies(in_hand: float, at_once: float) -> None:
     (found,) = stage_levels([window(((8, 80, 0.1),), in_hand=in_hand)], 1, 0.1, 0.0).wall
     assert found.at_once == pytest.approx(at_once)
+
+
+def uneven(crowds: Crowds, limit: int, times: float = 5.0, cpu: float = 1e-4) -> Window:
+    """The same, where some items wait for so many times as long as half of them do."""
+    found = window(crowds, limit=limit, cpu=cpu)
+    read, work = found.snapshot.stages
+    work = replace(work, wall_seconds_p50=0.01, wall_seconds_p99=0.01 * times)
+    return found._replace(snapshot=replace(found.snapshot, stages=(read, work)))
+
+
+LUCK: Crowds = ((4, 90, 0.01), (8, 10, 0.71))
+"""Of 8 that take turns at 10 ms, most pass the others: 100 a second all the same."""
+
+
+def test_items_that_queue_and_are_passed_by_others_count_together() -> None:
+    few = [uneven(((1, 100, 0.01),), 1)] * 4
+    found = stage_levels([*few, *[uneven(LUCK, 8)] * 4], 1, 0.1, 0.0)
+    assert walls(found) == {1: pytest.approx(0.01), 8: pytest.approx(0.08)}
+
+
+@pytest.mark.parametrize(
+    "many",
+    [uneven(LUCK, 8, times=1.5), uneven(LUCK, 8, cpu=0.05)],
+    ids=["all wait as long", "they compute"],
+)
+def test_else_each_counts_by_the_crowd_that_it_met(many: Window) -> None:
+    found = stage_levels([many] * 4, 1, 0.1, 0.0)
+    assert walls(found)[4] == pytest.approx(0.01)
+
+
+def test_where_all_windows_are_alike_crowds_are_all_that_there_is() -> None:
+    assert walls(stage_levels([uneven(LUCK, 8)] * 4, 1, 0.1, 0.0))[4] == pytest.approx(0.01)

@@ -113,7 +113,7 @@ class Calibration:
             tuner: Who decides, by name or as an object, of which copies are used.
             concurrency: By stage, limits that stay; other stages may have what they were given at most when it was
                 measured, with more CPUs twice as much. None, and no tuner: as it ran best.
-            progress: Called with (simulations done, of how many).
+            progress: Called with (simulations done, of how many), first with none done.
 
         Raises:
             PipelineError: If that is more than twice what was seen, there is no such stage or tuner, tuner and
@@ -127,7 +127,9 @@ class Calibration:
         if known is not None:
             return known
         self._check_fit()
-        rates = []
+        rates: list[float] = []
+        if progress is not None:
+            progress(0, len(self.fits))
         for number, fit in enumerate(self.fits, 1):
             run = simulate(fit, self._decides(fit, tuner, limits), self.steps_per_second, cpus)
             if run.died is not None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from intune._errors import PipelineError, SourceError
 from intune.control.journal import numbered_lines
+from intune.control.turns import MOST_GAIN
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.loader import Loader
 from intune.sim.calibration.answers import Calibration
 from intune.sim.calibration.around import neighbours
 from intune.sim.calibration.fitting import Fitted, fitted
-from intune.sim.calibration.levels import LEAST_ITEMS, PASSING, stage_levels
+from intune.sim.calibration.levels import LEAST_ITEMS, PASSING, Level, stage_levels
 from intune.sim.calibration.replay import Held, drift, replayed
 from intune.sim.calibration.seen import Window, windows
 from intune.sim.calibration.sweep import Sweep
@@ -31,6 +32,12 @@ LEAST_HOLD_SECONDS = 2.0
 
 SHORT_SECONDS = 60.0
 """A sweep that is shorter tells little apart."""
+
+WAITS_SHARE = 0.5
+"""Share of an item's seconds that is CPU below which it mostly waits."""
+
+NOT_FEW = 2.0
+"""Items at once from which on none is alone; times as many that are many."""
 
 EPOCHS = 1_000_000
 """More than a sweep ever begins; that the next one is known to follow lets it begin while the last one ends."""
@@ -81,7 +88,8 @@ def calibrate_journal(path: str | Path) -> Calibration:
     """Fit the simulator to a journal file; of several runs in it the last one counts.
 
     Raises:
-        SourceError: If a line in the middle is damaged, or is none of a journal; it names file and line.
+        SourceError: If a line in the middle is damaged, or is none of a journal, or none is whole; it names file and
+            line.
         PipelineError: If too little was finished to learn from.
         OSError: If the file cannot be read.
     """
@@ -93,6 +101,8 @@ def calibrate_journal(path: str | Path) -> Calibration:
             yield line
 
     seen = windows(lines(), lambda: f"{path}, line {at[0]}")
+    if not at[0]:
+        raise SourceError(f"{path} is empty: give a file that Pipeline.loader(journal=PATH) or intune train wrote to")
     try:
         return _calibrated(seen)
     except PipelineError as error:
@@ -184,6 +194,30 @@ def _most_at_once(seen: Sequence[Window]) -> dict[str, int]:
     return found
 
 
+def _waiting_notes(seen: Sequence[Window]) -> Iterator[str]:
+    """Of stages that mostly wait: whether their items take turns, or whether that could not be seen."""
+    for place, stage in enumerate(seen[-1].snapshot.stages):
+        levels = stage_levels(seen, place, 0.0, 0.0)
+        few, many = levels.wall[0], levels.wall[-1]
+        if levels.cpu[-1].seconds >= WAITS_SHARE * many.seconds:
+            continue
+        if few.at_once >= NOT_FEW:
+            yield (
+                f"{stage.name}: never seen with fewer than {few.at_once:.0f} at once, so what it waits alone is taken "
+                "to be the same: if its items take turns (a lock, a disk), it is a small part of that, and more at "
+                "once gain nothing. Calibrate by MODULE:NAME, or give it a limit for a while"
+            )
+        elif many.at_once >= NOT_FEW * few.at_once and _rate(many) <= MOST_GAIN * _rate(few):
+            yield (
+                f"{stage.name}: gives hardly more with {many.at_once:.0f} at once than with {few.at_once:.0f}: its "
+                "items take turns (a lock, a disk, a connection), so that more at once or more CPUs gain nothing there"
+            )
+
+
+def _rate(level: Level) -> float:
+    return level.at_once / level.seconds
+
+
 def _notes(seen: Sequence[Window], most: Mapping[str, int], held: Sequence[Held]) -> Iterator[str]:
     """What these windows cannot tell."""
     last = seen[-1].snapshot
@@ -206,6 +240,7 @@ def _notes(seen: Sequence[Window], most: Mapping[str, int], held: Sequence[Held]
     alone = [stage.name for stage in last.stages if most[stage.name] <= 1 and stage.info.max_concurrency != 1]
     if alone:
         yield f"{', '.join(alone)}: never seen working on more than one item at once, so taken to scale"
+    yield from _waiting_notes(seen)
     slots = max(window.snapshot.allocation.slots for window in seen)
     if slots > last.machine.cpus:
         yield f"{slots} CPU slots on {last.machine.cpus} CPUs: what computes was not seen as it is with {slots} CPUs"

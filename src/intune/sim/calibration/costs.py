@@ -116,7 +116,7 @@ def _fit(wall: Sequence[Level], cpu: Sequence[Level], worth: float, slope: float
         waits: tuple[tuple[float, float], ...] = ((1.0, float(items @ left) / float(items.sum())),)
     else:
         places = tuple(float(crowd) for crowd in CROWDS if 1 < crowd < at_once[-1])
-        found, chosen = _grown(at_once, left, deviation, places, worth)
+        found, chosen = _grown(at_once, left, deviation, places, worth, none_alone=True)
         asked = sorted({1.0, *map(float, CROWDS), *(float(times * at_once[-1]) for times in (1.0, 1.5, FURTHEST))})
         asked = [n for n in asked if n <= FURTHEST * at_once[-1]]
         values = _features(np.array(asked), places) @ found if chosen else np.full(len(asked), found[0])
@@ -164,16 +164,25 @@ def _features(at_once: Floats, places: Sequence[float]) -> Floats:
 
 
 def _grown(
-    at_once: Floats, seconds: Floats, deviation: Floats, places: Sequence[float], worth: float
+    at_once: Floats,
+    seconds: Floats,
+    deviation: Floats,
+    places: Sequence[float],
+    worth: float,
+    *,
+    none_alone: bool = False,
 ) -> tuple[Floats, bool]:
-    """Coefficients of all features, none below 0, those of no use being 0; and whether any but the first is of use."""
+    """Coefficients of all features, none below 0, those of no use being 0; and whether any but the first is of use.
+
+    The first one, what there is alone, is always among them; `none_alone`: it may be 0.
+    """
     features = _features(at_once, places)
     weighted, target = features / deviation[:, None], seconds / deviation
     chosen = [0]
-    found, square = _least_squares(weighted, target, chosen)
+    found, square = _least_squares(weighted, target, chosen, none_alone)
     while len(chosen) < min(MOST_TERMS, len(seconds)):
         tried = [
-            (*_least_squares(weighted, target, [*chosen, each]), each)
+            (*_least_squares(weighted, target, [*chosen, each], none_alone), each)
             for each in range(1, features.shape[1])
             if each not in chosen
         ]
@@ -185,10 +194,16 @@ def _grown(
     return found, len(chosen) > 1
 
 
-def _least_squares(features: Floats, target: Floats, chosen: Sequence[int]) -> tuple[Floats, float]:
-    """Coefficients and the sum of squares; infinite where one would have to be below 0."""
+def _least_squares(features: Floats, target: Floats, chosen: Sequence[int], none_alone: bool) -> tuple[Floats, float]:
+    """Coefficients and the sum of squares; infinite where one would have to be below 0.
+
+    Where items take turns the first one is 0, and by chance a little less: `none_alone` leaves it out then.
+    """
     found = np.zeros(features.shape[1])
     solved = np.asarray(np.linalg.lstsq(features[:, chosen], target, rcond=None)[0], np.float64)
+    if none_alone and len(chosen) > 1 and solved[0] < 0:
+        solved = np.asarray(np.linalg.lstsq(features[:, chosen[1:]], target, rcond=None)[0], np.float64)
+        solved = np.concatenate([[0.0], solved])
     if solved.min() < 0:
         return found, math.inf
     found[list(chosen)] = solved

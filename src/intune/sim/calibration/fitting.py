@@ -28,9 +28,6 @@ ITEMS_PER_SECOND = 120.0
 MOST_HANDING = 0.01
 """Seconds that handing an item over can take: more is items that were in hand when a window ended."""
 
-MOST_WAIT = 2.0
-"""Times its CPU seconds that an item may wait and its stage still be one that computes."""
-
 LEAST_LOCK = 0.05
 """Share of CPU time under the interpreter lock below which it counts as none."""
 
@@ -157,10 +154,9 @@ def _simulated(stage: _Stage, cost: Cost, chain: _Chain, place: int) -> SimStage
     kind: Kind = "source" if not place else "batch" if gathers else "flat_map" if draws else "map"
     executor: Executor = info.executor
     number = sum(chain.gathers[: place + 1])
-    waits = [seconds + stage.handing for _, seconds in cost.waits]
-    if info.waits is False and kind not in ("map", "flat_map"):
-        # Nobody may say of them that they don't wait: in the simulation it is found out, and must be found out again.
-        waits = [min(seconds, MOST_WAIT * cost.cpu) for seconds in waits]
+    # A source or gather that is in hand and not worked on has no thread yet, which the simulation adds by itself.
+    handing = 0.0 if info.waits is False and kind not in ("map", "flat_map") else stage.handing
+    waits = [seconds + handing for _, seconds in cost.waits]
     longest = max(waits)
     varies = longest > 0 and min(waits) < 0.999 * longest
     by_crowd = zip((n for n, _ in cost.waits), (seconds / longest for seconds in waits), strict=True) if varies else ()
@@ -179,7 +175,7 @@ def _simulated(stage: _Stage, cost: Cost, chain: _Chain, place: int) -> SimStage
         children=chain.children[place],
         row_bytes=(stage.bytes or 0.0) / chain.rows[place],
         max_concurrency=info.max_concurrency,
-        waits=info.waits if kind in ("map", "flat_map") else None,
+        waits=info.waits,
         start_seconds=stage.start_seconds,
         start_cpu_seconds=0.0,
         resident_bytes=stage.resident or 80e6,

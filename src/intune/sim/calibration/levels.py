@@ -8,6 +8,7 @@ import bisect
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,15 @@ FULL = 1 - Crowds.GAPS
 
 MINOR = 0.1
 """Share of a window's items below which those of one level do not count."""
+
+COMPUTES = 0.3
+"""Share of an item's seconds that is CPU from which on a stage is taken to compute."""
+
+UNEVEN = 2.0
+"""99th percentile over median of items' seconds from which some wait for far longer than others."""
+
+DIFFER = 2.0
+"""Times as many items at once, on average over a window, that tell many from few."""
 
 LEAST_ITEMS = 5
 """Items of a level below which it was not seen, where another one was."""
@@ -93,6 +103,8 @@ def stage_levels(windows: Sequence[Window], place: int, spread: float, neighbour
         neighbours: Threads of other programs that want CPUs.
     """
     measured = [window for window in windows if _measured(window.snapshot.stages[place])]
+    if _queue_unevenly([window.snapshot.stages[place] for window in measured]):
+        measured = [_as_one(window, place) for window in measured]
     settled = [window for window in measured if _begun_share(window, place) >= SETTLED]
     passing = [window for window in measured if _begun_share(window, place) < SETTLED]
     wall, cpu = (
@@ -175,6 +187,39 @@ def _median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
 
 def _measured(stage: StageSnapshot) -> bool:
     return stage.cpu_seconds_mean is not None and stage.busy_seconds > 0 and bool(stage.wall_seconds_by_crowd)
+
+
+def _queue_unevenly(stages: Sequence[StageSnapshot]) -> bool:
+    """Whether items hardly compute, some wait for far longer than others, and windows tell few at once from many."""
+    ratios = [
+        stage.wall_seconds_p99 / stage.wall_seconds_p50
+        for stage in stages
+        if stage.wall_seconds_p99 and stage.wall_seconds_p50
+    ]
+    if not ratios or statistics.median(ratios) < UNEVEN:
+        return False
+    items = [sum(count for _, count, _ in stage.wall_seconds_by_crowd) for stage in stages]
+    cpu = sum((stage.cpu_seconds_mean or 0.0) * count for stage, count in zip(stages, items, strict=True))
+    means = [stage.in_hand_mean for stage in stages]
+    waits = cpu < COMPUTES * sum(stage.busy_seconds for stage in stages)
+    return waits and max(means) >= DIFFER * max(1.0, min(means))
+
+
+def _as_one(window: Window, place: int) -> Window:
+    """A window whose items were all worked on beside as many: as there were on average, by items and their seconds.
+
+    Of items that queue, those that are passed by others wait for long and meet another crowd than those that pass:
+    which crowd an item met says little of what n at once do. On average they are right: n at once take n times what is
+    between two that are finished.
+    """
+    stage = window.snapshot.stages[place]
+    items = sum(count for _, count, _ in stage.wall_seconds_by_crowd)
+    at_once = max(1.0, stage.busy_seconds / window.snapshot.window_seconds)
+    crowd = CROWDS[max(0, _class(at_once) - 1)]
+    levels = ((crowd, items, stage.busy_seconds / items),)
+    one = replace(stage, wall_seconds_by_crowd=levels, in_hand_mean=at_once)
+    stages = (*window.snapshot.stages[:place], one, *window.snapshot.stages[place + 1 :])
+    return window._replace(snapshot=replace(window.snapshot, stages=stages))
 
 
 def _begun_share(window: Window, place: int) -> float:
