@@ -63,7 +63,7 @@ class Engine:
 
     * It sets numbers and returns; nothing is waited for.
     * A stage whose concurrency grows begins more items at once; a process stage as its processes come up,
-      one start at a time, holding no slot meanwhile.
+      as many at once as have done an item, holding no slot meanwhile.
     * A stage whose concurrency falls finishes what it has in hand; nothing is lost or done twice.
     * 0 pauses a stage: it begins nothing, the others go on.
     * Fewer slots: running tasks finish, none begins until use has fallen below.

@@ -307,9 +307,13 @@ class LiveStage:
 
     @property
     def process_growth(self) -> int:
-        """Bytes that its processes will hold beside these, once each has done an item; 0 while none has."""
-        resident = self.resident or 0
-        return sum(max(0, resident - size) for size in self.sizes.fresh)
+        """Bytes that its processes will hold beside these, once each has done an item; 0 while none has.
+
+        Of those that are being started it is not known what they hold already.
+        """
+        if self.pool is None or self.resident is None:
+            return 0
+        return sum(max(0, self.resident - size) for size in self.sizes.fresh) + self.pool.starting * self.resident
 
     def was_killed(self, now: float) -> None:
         """The system killed one of its processes, as it does when memory runs out: for a while one less is wanted."""
