@@ -131,6 +131,7 @@ class Plant:
             item = self._next()
             if item is None:
                 return
+            self.ledger.work_on(item.charge)
             out = self._gives(item)
             self.memory += out + int(out * self.scene.scratch[item.place])
             self.peak = max(self.peak, self.memory)
@@ -152,7 +153,8 @@ class Plant:
         charge, budget = item.charge, self.ledger.budget or 0
         needs = max(item.came + int(self._growth[place].predict(item.came)), self._forecast.bytes(1, budget))
         has = max(charge.reserved, charge.actual)
-        allowed = budget > 0 and (needs <= 1.1 * has or self.ledger.admits(needs - has))
+        fits = needs <= 1.1 * has or self.ledger.admits(needs - has)
+        allowed = budget > 0 and fits and self.ledger.admits_work(max(needs, has))
         waits = bool(self._ready) and self._ready[0][0] == self.done  # for the consumer, who gives bytes back
         if not allowed and (waits or (item.number != self.done and self._ends)):
             return False
@@ -221,9 +223,11 @@ def run(
         now = step * SECONDS
         plant.go_on(now)
         if now > next_one - SECONDS / 2:
-            held, charged = plant.ledger.held, plant.ledger.charged
-            said = brake.observe(Reading(now, limit(now, BASE + chosen.extra), plant.memory, held, charged))
-            plant.ledger.budget = said.in_flight_bytes if braked else 2**60
+            most = limit(now, BASE + chosen.extra)
+            said = brake.observe(Reading(now, most, plant.memory, plant.ledger.in_flight()))
+            plant.ledger.budget, plant.ledger.work_budget = (
+                (said.in_flight_bytes, said.working_bytes) if braked else (2**60, None)
+            )
             next_one = now + said.seconds
         plant.peaks.append(plant.peak)
         plant.done_at.append(plant.done)

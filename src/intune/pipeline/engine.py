@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from intune._errors import LoaderError
-from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
+from intune._values import Allocation, Budget, Event, InFlight, MachineSnapshot, Snapshot, StageInfo
 from intune._words import count, or_open
 from intune.metrics.counters import StageCounters
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
@@ -208,22 +208,23 @@ class Engine:
 
     # --- the brake
 
-    def in_flight(self) -> tuple[int, int]:
-        """Bytes that items in flight hold, and the same with what is reserved for them."""
+    def in_flight(self) -> InFlight:
+        """Bytes of items in flight."""
         with self.scheduler.lock:
-            return self.context.ledger.held, self.context.ledger.charged
+            return self.context.ledger.in_flight()
 
     def process_bytes(self) -> tuple[int, int]:
         """Bytes that worker processes were last seen to hold, and how many more once each has done an item."""
         return sum(stage.process_bytes for stage in self.live), sum(stage.process_growth for stage in self.live)
 
-    def hold_back(self, in_flight_bytes: int | None) -> None:
+    def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
 
-        With 0 no worker process is started either, but for a stage that has none.
+        `working_bytes` is the most that may be charged for those that are worked on when one more of those that wait
+        is begun with. With 0 no worker process is started either, but for a stage that has none.
         """
         with self.scheduler.lock:
-            self._most_bytes = in_flight_bytes
+            self._most_bytes, self.context.ledger.work_budget = in_flight_bytes, working_bytes
             self._limit_bytes()
             for stage in self.live:
                 stage.frozen = in_flight_bytes == 0

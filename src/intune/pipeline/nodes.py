@@ -134,6 +134,7 @@ class CallNode(Node):
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""
         item = heapq.heappop(self._heap)[1]
+        self.context.ledger.work_on(item.charge)
         if self.context.ledger.budget is not None:
             self.segment.goes_further(item, self._needed)
         self.stage.counters.items_in += item.count

@@ -223,7 +223,8 @@ class Segment:
             return True
         has = max(item.charge.reserved, item.charge.actual)
         needs = max(here, item.forecast.bytes(item.bound, ledger.budget))
-        if ledger.budget and (needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has)):
+        fits = needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has)
+        if ledger.budget and fits and ledger.admits_work(max(needs, has)):
             return True
         waited_for = (self.expects(item.path) or not self.context.busy) and self.end.idle
         return waited_for and self._spares(max(0, here - item.charge.actual))
