@@ -173,8 +173,7 @@ class InFlight(NamedTuple):
     Attributes:
         held_bytes: What they hold; each buffer counts once.
         charged_bytes: The same with what is reserved beyond that.
-        working_bytes: Of that, what is charged for items that are worked on. What is reserved for items that wait
-            shows nowhere in memory.
+        working_bytes: What is needed for those that are worked on while that lasts: what came in and what will go out.
         waiting_bytes: Of what they hold, what belongs to items that are not worked on.
     """
 

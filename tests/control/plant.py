@@ -131,8 +131,8 @@ class Plant:
             item = self._next()
             if item is None:
                 return
-            self.ledger.work_on(item.charge)
             out = self._gives(item)
+            self.ledger.work_on(item.charge, self._needs(item, item.place))
             self.memory += out + int(out * self.scene.scratch[item.place])
             self.peak = max(self.peak, self.memory)
             seconds = self.scene.seconds[item.place] * float(self._rng.uniform(0.8, 1.2))
@@ -151,15 +151,19 @@ class Plant:
 
     def _goes_on(self, item: Passing, place: int) -> bool:
         charge, budget = item.charge, self.ledger.budget or 0
-        needs = max(item.came + int(self._growth[place].predict(item.came)), self._forecast.bytes(1, budget))
+        here = self._needs(item, place)
+        needs = max(here, self._forecast.bytes(1, budget))
         has = max(charge.reserved, charge.actual)
         fits = needs <= 1.1 * has or self.ledger.admits(needs - has)
-        allowed = budget > 0 and fits and self.ledger.admits_work(max(needs, has))
+        allowed = budget > 0 and fits and self.ledger.admits_work(here)
         waits = bool(self._ready) and self._ready[0][0] == self.done  # for the consumer, who gives bytes back
         if not allowed and (waits or (item.number != self.done and self._ends)):
             return False
         self.ledger.raise_to(charge, needs)
         return True
+
+    def _needs(self, item: Passing, place: int) -> int:
+        return item.came + int(self._growth[place].predict(item.came))
 
     def _admitted(self) -> Passing | None:
         size = self._forecast.bytes(1, self.ledger.budget or 0)

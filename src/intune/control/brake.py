@@ -119,6 +119,8 @@ class _Moment(NamedTuple):
     rest: int
     """Memory that neither items in flight nor worker processes explain."""
     processes: int
+    growth: int
+    """What these will hold beside that: they may do so already, as they are looked at less often."""
     memory: int
     flight: InFlight
     charged: int
@@ -165,7 +167,8 @@ class Brake:
         lately = [now.flight, *(m.flight for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS)]
         charged = max(each.charged_bytes for each in lately)
         working = max(each.working_bytes for each in lately)
-        moment = _Moment(now.seconds, rest, now.process_bytes, now.memory_bytes, now.flight, charged, working)
+        of_processes = now.process_bytes, now.process_growth
+        moment = _Moment(now.seconds, rest, *of_processes, now.memory_bytes, now.flight, charged, working)
         self._moments.append(moment)
         while now.seconds - self._moments[0].seconds > REMEMBERED_SECONDS:
             self._moments.popleft()
@@ -187,7 +190,7 @@ class Brake:
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
         enough = FIRST_SHARE * room
         least = base - now.process_bytes
-        above = [(m, m.memory - m.processes - least) for m in self._moments]
+        above = [(m, m.memory - m.processes - m.growth - least) for m in self._moments]
         of_all = max(size / max(m.charged, enough) for m, size in above)
         of_work = max((size - m.flight.waiting_bytes) / max(m.working, enough) for m, size in above)
         seen = [m.flight for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS]

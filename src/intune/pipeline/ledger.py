@@ -11,17 +11,18 @@ class Charge:
     """What one item holds: its distinct buffers, and what is reserved for it beyond them.
 
     Attributes:
-        worked_on: Whether somebody makes it or works on it now.
+        work: Bytes that whoever makes it, or works on it now, needs for that; 0 = nobody does.
+        used: Of these, its buffers.
     """
 
-    __slots__ = ("actual", "buffers", "owner", "reserved", "uses", "worked_on")
+    __slots__ = ("actual", "buffers", "owner", "reserved", "used", "uses", "work")
 
     def __init__(self, reserved: int, owner: "set[Charge]") -> None:
         self.reserved, self.owner = reserved, owner
         self.actual = 0
         self.buffers: Footprint = {}
         self.uses = 1
-        self.worked_on = True
+        self.work = self.used = 0
 
     @property
     def beyond(self) -> int:
@@ -39,7 +40,8 @@ class Ledger:
             back, but nothing is admitted either until use has fallen below it.
 
     Attributes:
-        work_budget: Bytes that may be charged for items that are worked on when one more is begun with; None = no limit.
+        work_budget: Bytes that may be needed for the items that are worked on, when work on one more begins; None = no
+            limit.
         spare: Bytes that could be taken, when memory was last measured, where something begins although the budget has
             no room for it; None = as many as it takes.
     """
@@ -52,19 +54,17 @@ class Ledger:
         self.charged = 0
         self.held = 0
         self.peak = 0
-        self._work_held = self._work_reserved = 0
+        self._working = self._used = 0
         self._buffers: dict[int, list[int]] = {}
 
     def in_flight(self) -> InFlight:
         """What is in flight now."""
-        waiting = max(0, self.held - self._work_held)  # items may share buffers
-        return InFlight(self.held, self.charged, self.held - waiting + self._work_reserved, waiting)
+        waiting = max(0, self.held - self._used)  # items may share buffers
+        return InFlight(self.held, self.charged, self._working, waiting)
 
     def admits_work(self, size: int) -> bool:
-        """Whether work on an item may begin for which so much is charged."""
-        if self.work_budget is None:
-            return True
-        return min(self._work_held, self.held) + self._work_reserved + size <= self.work_budget
+        """Whether work that takes so much may begin."""
+        return self.work_budget is None or self._working + size <= self.work_budget
 
     @property
     def debt(self) -> int:
@@ -99,21 +99,21 @@ class Ledger:
         """
         charge = Charge(size, owner)
         owner.add(charge)
-        self._count(charge, 1)
+        self.work_on(charge, size)
         self._add(size)
         return charge
 
-    def work_on(self, charge: Charge) -> None:
-        """Somebody begins to work on an item, until the next `true_up`."""
-        self._count(charge, -1)
-        charge.worked_on = True
-        self._count(charge, 1)
+    def work_on(self, charge: Charge, size: int) -> None:
+        """Somebody makes an item or works on it, which takes so many bytes, its buffers included; until `true_up`."""
+        self._rests(charge)
+        charge.work, charge.used = size, charge.actual
+        self._working += charge.work
+        self._used += charge.used
 
     def true_up(self, charge: Charge, buffers: Footprint) -> None:
         """An item now holds these buffers, and waits; its reservation stays for what it may still need."""
         before = charge.beyond
-        self._count(charge, -1)
-        charge.worked_on = False
+        self._rests(charge)
         held = self._buffers
         for key, size in buffers.items():
             entry = held.get(key)
@@ -127,23 +127,26 @@ class Ledger:
         self._drop(charge.buffers)
         charge.buffers = buffers
         charge.actual = sum(buffers.values())
-        self._count(charge, 1)
         self._add(charge.beyond - before)  # only now is it known whether this is a peak
 
     def raise_to(self, charge: Charge, size: int) -> None:
         """Reserve more for an item, so that it has `size` bytes in all; never less than it has."""
         before = charge.beyond
-        self._count(charge, -1)
         charge.reserved = max(charge.reserved, size)
-        self._count(charge, 1)
         self._add(charge.beyond - before)
+
+    def lower_by(self, charge: Charge, size: int) -> None:
+        """Take back as much of what is reserved for an item beyond its buffers, if there is so much."""
+        taken = min(size, charge.beyond)
+        if taken > 0:
+            charge.reserved -= taken
+            self._add(-taken)
 
     def settle(self, charge: Charge) -> None:
         """An item grows no more: what is reserved beyond its buffers is given back."""
+        self._rests(charge)
         beyond = charge.beyond
-        self._count(charge, -1)
         charge.reserved = 0
-        self._count(charge, 1)
         self._add(-beyond)
 
     def use(self, charge: Charge, times: int) -> None:
@@ -168,21 +171,19 @@ class Ledger:
     def clear(self) -> None:
         """Nothing is in flight any more, whatever an interrupt of the consumer left half booked."""
         self.charged = self.held = 0
-        self._work_held = self._work_reserved = 0
+        self._working = self._used = 0
         self._buffers.clear()
 
     def _forget(self, charge: Charge) -> None:
         self.settle(charge)
-        self._count(charge, -1)
         buffers, charge.buffers = charge.buffers, {}
         charge.actual = 0
         self._drop(buffers)
 
-    def _count(self, charge: Charge, sign: int) -> None:
-        """Let a charge count as what it is now, or no more as what it was."""
-        if charge.worked_on:
-            self._work_held += sign * charge.actual
-            self._work_reserved += sign * charge.beyond
+    def _rests(self, charge: Charge) -> None:
+        self._working -= charge.work
+        self._used -= charge.used
+        charge.work = charge.used = 0
 
     def _add(self, size: int) -> None:
         self.charged += size
