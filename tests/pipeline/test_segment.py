@@ -212,7 +212,6 @@ class TestSegment:
         delivery.ready.popleft()
         assert segment.opens_memory((1,), segment.forecast, 11)
 
-
     def test_what_is_reserved_for_those_behind_lets_the_first_one_go_further(self) -> None:
         """All were reserved 20 and turn out to need 30: else each would wait for what all have."""
         setting = context(budget=100, max_ahead=9)

@@ -15,13 +15,17 @@ allocate while they run, copies, and what allocators keep. So items may hold
 and no more than 1.5 times what was charged at any time until half a second ago, and an eighth of the room: so that what
 comes of more in flight shows before still more is.
 
-Where a stage is kept to few items at once, many wait for which as much is charged, and what the few take is little beside
-that. So the same holds once more for the items that are worked on: what is measured above what waiting items hold is set
-in proportion to what is charged for those, and the room without what waiting items hold, divided by that proportion, is
-what may be charged for them when a stage may suddenly do more at once; and no more than 1.5 times what was, and an eighth.
+Where a stage is kept to few items at once, what these take is little beside what is reserved for the many that wait: the
+proportion says nothing of the moment at which that stage may do more. So the same is asked once more of the items that are
+worked on alone. What is measured above what waiting items hold is set in proportion to what work on them needs, and no
+further work begins beyond
 
-Past 0.9 of the limit, or where the next tenth of a second would
-bring it there, nothing goes on but what order waits for, until memory has fallen below 0.85.
+    (0.87 limit - least rest - what waiting items hold) / proportion
+
+or beyond 1.5 times what was needed until half a second ago, and an eighth of the room.
+
+Past 0.9 of the limit, or where the next tenth of a second would bring it there, nothing goes on but what order waits for,
+until memory has fallen below 0.85.
 
 It looks ten times a second while memory is near the limit, is moving, or may soon hold items back; else after half of
 the time in which memory would be full if it grew by a whole limit a second, and at least twice a second. Near the limit
@@ -103,7 +107,7 @@ class Braking:
 
     Attributes:
         in_flight_bytes: The most bytes that items in flight may hold; 0 = nothing is admitted.
-        working_bytes: The most that may be charged for those that are worked on.
+        working_bytes: The most that work on items may need when it begins on one more.
         release: Whether memory that allocators keep unused should be given back now.
         seconds: After how many seconds the next reading should be taken.
     """
@@ -126,7 +130,7 @@ class _Moment(NamedTuple):
     charged: int
     """The most that was charged within the last second."""
     working: int
-    """The most that was charged for items that were worked on, within the last second."""
+    """The most that work on items needed, within the last second."""
 
 
 class Brake:
@@ -183,7 +187,7 @@ class Brake:
         return Braking(most, working, release, self._next_seconds(now, most))
 
     def _most(self, now: Reading, base: int) -> tuple[int, int]:
-        """Bytes that items may hold, and that may be charged for those that are worked on."""
+        """Bytes that items may hold, and that work on them may need."""
         room = level(BRAKE_PLANS, now.limit_bytes, base) - base - now.process_growth
         if room <= 0:
             return 0, 0
@@ -317,8 +321,7 @@ class Brakable(Protocol):
     def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
 
-        `working_bytes` is the most that may be charged for those that are worked on when one more of those that wait
-        is begun with. With 0 no worker process is started either, but for a stage that has none.
+        `working_bytes` is the most that work on items may need when it begins on one more. With 0 no worker process is started either, but for a stage that has none.
         """
         ...
 
