@@ -6,7 +6,7 @@ figures (of one window) and lifetime figures never share a field.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 Cause = Literal["input", "order", "room", "memory", "slot"]
 """Why a stage ran fewer items than it may, in the order in which the reasons are asked for."""
@@ -165,6 +165,22 @@ class ConsumerSnapshot:
     wait_share: float
     gpu_starved_share: float | None = None
     ready: int = 0
+
+
+class InFlight(NamedTuple):
+    """Bytes of items in flight, at one moment.
+
+    Attributes:
+        held_bytes: What they hold; each buffer counts once.
+        charged_bytes: The same with what is reserved beyond that.
+        working_bytes: What is needed for those that are worked on while that lasts: what came in and what will go out.
+        waiting_bytes: Of what they hold, what belongs to items that are not worked on.
+    """
+
+    held_bytes: int = 0
+    charged_bytes: int = 0
+    working_bytes: int = 0
+    waiting_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ class Plant:
             if item is None:
                 return
             out = self._gives(item)
+            self.ledger.work_on(item.charge, self._needs(item, item.place))
             self.memory += out + int(out * self.scene.scratch[item.place])
             self.peak = max(self.peak, self.memory)
             seconds = self.scene.seconds[item.place] * float(self._rng.uniform(0.8, 1.2))
@@ -150,14 +151,19 @@ class Plant:
 
     def _goes_on(self, item: Passing, place: int) -> bool:
         charge, budget = item.charge, self.ledger.budget or 0
-        needs = max(item.came + int(self._growth[place].predict(item.came)), self._forecast.bytes(1, budget))
+        here = self._needs(item, place)
+        needs = max(here, self._forecast.bytes(1, budget))
         has = max(charge.reserved, charge.actual)
-        allowed = budget > 0 and (needs <= 1.1 * has or self.ledger.admits(needs - has))
+        fits = needs <= 1.1 * has or self.ledger.admits(needs - has)
+        allowed = budget > 0 and fits and self.ledger.admits_work(here)
         waits = bool(self._ready) and self._ready[0][0] == self.done  # for the consumer, who gives bytes back
         if not allowed and (waits or (item.number != self.done and self._ends)):
             return False
         self.ledger.raise_to(charge, needs)
         return True
+
+    def _needs(self, item: Passing, place: int) -> int:
+        return item.came + int(self._growth[place].predict(item.came))
 
     def _admitted(self) -> Passing | None:
         size = self._forecast.bytes(1, self.ledger.budget or 0)
@@ -221,9 +227,11 @@ def run(
         now = step * SECONDS
         plant.go_on(now)
         if now > next_one - SECONDS / 2:
-            held, charged = plant.ledger.held, plant.ledger.charged
-            said = brake.observe(Reading(now, limit(now, BASE + chosen.extra), plant.memory, held, charged))
-            plant.ledger.budget = said.in_flight_bytes if braked else 2**60
+            most = limit(now, BASE + chosen.extra)
+            said = brake.observe(Reading(now, most, plant.memory, plant.ledger.in_flight()))
+            plant.ledger.budget, plant.ledger.work_budget = (
+                (said.in_flight_bytes, said.working_bytes) if braked else (2**60, None)
+            )
             next_one = now + said.seconds
         plant.peaks.append(plant.peak)
         plant.done_at.append(plant.done)

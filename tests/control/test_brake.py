@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import intune
 from intune import _shares
 from intune._compose import build_loader
-from intune._values import Event, MemoryUse
+from intune._values import Event, InFlight, MemoryUse
 from intune.control.brake import SECONDS, Brake, Brakes, BrakeThread, Reading, level
 from intune.pipeline.options import LoaderOptions
 from intune.testing import ManualClock, blank_snapshot
@@ -26,10 +26,15 @@ STEP = 0.125
 """Seconds between readings: sums of them are exact."""
 
 
+def reading(seconds: float, limit: int, memory: int, held: int, charged: int, *processes: int) -> Reading:
+    """What is charged is worked on."""
+    return Reading(seconds, limit, memory, InFlight(held, charged, charged), *processes)
+
+
 def observed(*readings: tuple[float, int, int, int, int] | tuple[float, int, int, int, int, int]) -> int:
     """What may be in flight after these: (seconds, limit, memory, held, charged, and what processes hold)."""
     brake = Brake()
-    return [brake.observe(Reading(*reading)).in_flight_bytes for reading in readings][-1]
+    return [brake.observe(reading(*each)).in_flight_bytes for each in readings][-1]
 
 
 class TestWhatMayBeInFlight:
@@ -53,7 +58,7 @@ class TestWhatMayBeInFlight:
         brake, allowed = Brake(), 0
         answers = []
         for step in range(16):  # items take up what they may at once, and there is memory for all of them
-            answer = brake.observe(Reading(step * STEP, 10_000, 500, 0, allowed))
+            answer = brake.observe(reading(step * STEP, 10_000, 500, 0, allowed))
             allowed = answer.in_flight_bytes
             answers.append(allowed)
         room = 8700 - 500
@@ -68,11 +73,11 @@ class TestWhatMayBeInFlight:
     def test_processes_that_came_up_since_take_room_at_once(self) -> None:
         """What was least before they came says nothing of them."""
         brake = Brake()
-        brake.observe(Reading(0.0, 10_000, 500, 0, 0))
-        said = brake.observe(Reading(1.0, 10_000, 4500, 0, 0, 4000))
+        brake.observe(reading(0.0, 10_000, 500, 0, 0))
+        said = brake.observe(reading(1.0, 10_000, 4500, 0, 0, 4000))
         assert brake.rest_bytes() == 4500
         assert said.in_flight_bytes == (8700 - 4500) // 8
-        brake.observe(Reading(2.0, 10_000, 2600, 100, 100, 2000))
+        brake.observe(reading(2.0, 10_000, 2600, 100, 100, 2000))
         assert brake.rest_bytes() == 2500
 
     def test_the_growth_of_processes_is_not_laid_to_items(self) -> None:
@@ -84,9 +89,9 @@ class TestWhatMayBeInFlight:
 
     def test_what_processes_will_hold_is_left_free_though_it_is_not_used_yet(self) -> None:
         brake = Brake()
-        assert brake.observe(Reading(0.0, 10_000, 500, 0, 0, 400, 6000)).in_flight_bytes == (8200 - 6000) // 8
+        assert brake.observe(reading(0.0, 10_000, 500, 0, 0, 400, 6000)).in_flight_bytes == (8200 - 6000) // 8
         assert brake.rest_bytes() == 500
-        assert brake.observe(Reading(0.1, 10_000, 500, 0, 0, 400, 9000)).in_flight_bytes == 0
+        assert brake.observe(reading(0.1, 10_000, 500, 0, 0, 400, 9000)).in_flight_bytes == 0
         assert not brake.holding
 
     def test_where_memory_grows_faster_than_what_is_charged_the_room_is_less(self) -> None:
@@ -96,6 +101,20 @@ class TestWhatMayBeInFlight:
         assert observed(idle, busy, after) == int(min((8700 - 500) / 1.5, 1.5 * 2000 + (8700 - 500) / 8)) == 4025
         more = [(seconds, 10_000, 5500, 3900, 4000) for seconds in (2.0, 2.5)]
         assert observed(idle, busy, after, *more) == int((8700 - 500) / 1.5)
+
+    def test_what_few_take_is_not_small_beside_what_waits(self) -> None:
+        """They hold 100 of the 900 that are charged for them, and take 1,800; others hold 400, of 4,000 charged."""
+        brake = Brake()
+        brake.observe(Reading(0.0, 10_000, 500, InFlight()))
+        few = InFlight(500, 4900, 900, 400)
+        for seconds in (1.0, 1.5):
+            answer = brake.observe(Reading(seconds, 10_000, 2700, few))
+        assert answer.in_flight_bytes == 8200  # by what is charged for all, there is no end of room
+        assert answer.working_bytes == int(1.5 * 900 + 8200 / 8)
+        many = InFlight(4000, 4900, 4500, 400)
+        for seconds in (2.0, 2.5):
+            answer = brake.observe(Reading(seconds, 10_000, 8000, many))
+        assert answer.working_bytes == int((8200 - 400) / ((2200 - 400) / (8200 / 8)))
 
     def test_of_little_in_flight_nothing_is_learnt(self) -> None:
         """Something else took 300 while 1 was charged: not as if each byte took three hundred."""
@@ -124,10 +143,10 @@ class TestWhatMayBeInFlight:
     def test_the_least_rest_is_forgotten_after_ten_seconds(self) -> None:
         brake = Brake()
         assert brake.rest_bytes() is None
-        brake.observe(Reading(0.0, 1000, 300, 200, 200))
-        brake.observe(Reading(10.0, 1000, 400, 100, 100))
+        brake.observe(reading(0.0, 1000, 300, 200, 200))
+        brake.observe(reading(10.0, 1000, 400, 100, 100))
         assert brake.rest_bytes() == 100
-        brake.observe(Reading(10.125, 1000, 400, 200, 200))
+        brake.observe(reading(10.125, 1000, 400, 200, 200))
         assert brake.rest_bytes() == 200
 
 
@@ -136,7 +155,7 @@ class TestHoldingBack:
         brake = Brake()
         found = []
         for step, used in enumerate(memory):
-            answer = brake.observe(Reading(step * STEP, limit, used, used, used))
+            answer = brake.observe(reading(step * STEP, limit, used, used, used))
             assert brake.holding == (answer.in_flight_bytes == 0)
             found.append(brake.holding)
         return found
@@ -159,7 +178,7 @@ class TestHoldingBack:
         brake = Brake()
         found = []
         for step, limit in enumerate([1000, 1000, 500, 560, 589, 1000, 440]):
-            answer = brake.observe(Reading(step * STEP, limit, 500, 400, 400))
+            answer = brake.observe(reading(step * STEP, limit, 500, 400, 400))
             found.append((brake.holding, answer.in_flight_bytes > 0))
         held = [holding for holding, _ in found]
         assert held == [False, False, True, True, False, False, True]
@@ -178,7 +197,7 @@ class TestHoldingBack:
         brake = Brake()
         found = []
         for step, memory in enumerate([910, 940, 955, 940, 926, 924, 920]):
-            answer = brake.observe(Reading(step * STEP, 1000, memory, memory - 900, memory - 900))
+            answer = brake.observe(reading(step * STEP, 1000, memory, memory - 900, memory - 900))
             found.append((brake.holding, answer.in_flight_bytes > 0))
         goes_on, held = (False, True), (True, False)
         assert found == [goes_on, held, held, held, held, goes_on, goes_on]
@@ -198,7 +217,10 @@ def readings(draw: st.DrawFn) -> list[Reading]:
         limit = draw(st.sampled_from([100, 1000, 1000, 1000, 5000]))
         memory = draw(st.integers(0, int(1.1 * limit)))
         held = draw(st.integers(0, 1200))
-        found.append(Reading(seconds, limit, memory, held, held + draw(st.integers(0, 300))))
+        waiting = draw(st.integers(0, held))
+        reserved = draw(st.integers(0, 300))
+        flight = InFlight(held, held + reserved, held - waiting + draw(st.integers(0, reserved)), waiting)
+        found.append(Reading(seconds, limit, memory, flight))
         seconds += draw(st.sampled_from([STEP, STEP, 4 * STEP, 1.0, 9.875, 10.0, 30.0]))
     return found
 
@@ -210,7 +232,7 @@ class TestWhateverIsRead:
         for index, now in enumerate(given):
             answer = brake.observe(now).in_flight_bytes
             lately = [each for each in given[: index + 1] if now.seconds - each.seconds <= 10.0]
-            rest = min(max(0, each.memory_bytes - each.held_bytes) for each in lately)
+            rest = min(max(0, each.memory_bytes - each.flight.held_bytes) for each in lately)
             assert brake.rest_bytes() == rest
             assert 0 <= answer <= max(0.0, level(0.87, now.limit_bytes, rest) - rest)
 
@@ -219,19 +241,19 @@ class TestWhateverIsRead:
         brake = Brake()
         for index, now in enumerate(given):
             answer = brake.observe(now).in_flight_bytes
-            ages = [(now.seconds - each.seconds, each.charged_bytes) for each in given[: index + 1]]
+            ages = [(now.seconds - each.seconds, each.flight.charged_bytes) for each in given[: index + 1]]
             charged = max((size for age, size in ages if 0.5 <= age <= 10.0), default=0)
             assert answer <= 1.5 * charged + 0.87 * now.limit_bytes / 8
 
     @given(readings())
-    @example([Reading(0.0, 1000, 950, 0, 0), Reading(1.0, 1000, 880, 0, 0), Reading(2.0, 1000, 880, 0, 0)])
-    @example([Reading(0.0, 1000, 500, 0, 0), Reading(1.0, 1000, 849, 0, 0), Reading(2.0, 1000, 855, 0, 0)])
+    @example([reading(0.0, 1000, 950, 0, 0), reading(1.0, 1000, 880, 0, 0), reading(2.0, 1000, 880, 0, 0)])
+    @example([reading(0.0, 1000, 500, 0, 0), reading(1.0, 1000, 849, 0, 0), reading(2.0, 1000, 855, 0, 0)])
     def test_nothing_past_the_hard_share_until_below_the_relaxed_one(self, given: list[Reading]) -> None:
         brake, holding, before = Brake(), False, given[0]
         for index, now in enumerate(given):
             answer = brake.observe(now)
             lately = [each for each in given[: index + 1] if now.seconds - each.seconds <= 10.0]
-            rest = min(max(0, each.memory_bytes - each.held_bytes) for each in lately)
+            rest = min(max(0, each.memory_bytes - each.flight.held_bytes) for each in lately)
             rise = now.memory_bytes - before.memory_bytes if now.seconds - before.seconds <= 10.0 else 0
             most = now.memory_bytes + max(0, rise)
             if most > level(0.9, now.limit_bytes, rest):
@@ -246,7 +268,7 @@ class TestWhateverIsRead:
     def test_what_was_read_ten_seconds_ago_makes_no_difference(self, given: list[Reading]) -> None:
         """But for whether it holds back."""
         later = given[-1].seconds + 10.125
-        calm = [Reading(later + step * STEP, 1000, 300, 200, 250) for step in range(12)]
+        calm = [reading(later + step * STEP, 1000, 300, 200, 250) for step in range(12)]
         one, other = Brake(), Brake()
         for now in given:
             one.observe(now)
@@ -269,7 +291,7 @@ class TestHowOftenItLooks:
     def seconds(self, memory: list[int], *, charged: int = 0, limit: int = 1000) -> list[float]:
         """Until the next reading, after each of these a tenth of a second apart."""
         brake = Brake()
-        readings = (Reading(step * SECONDS, limit, used, charged, charged) for step, used in enumerate(memory))
+        readings = (reading(step * SECONDS, limit, used, charged, charged) for step, used in enumerate(memory))
         return [round(brake.observe(now).seconds, 3) for now in readings]
 
     def test_ten_times_a_second_until_a_second_is_known(self) -> None:
@@ -314,8 +336,8 @@ class TestSeveralLimits:
         return said.in_flight_bytes, brakes
 
     def test_the_least_of_what_they_allow_holds(self) -> None:
-        roomy = Brake().observe(Reading(0.0, 5000, 3100, 0, 0)).in_flight_bytes
-        tight = Brake().observe(Reading(0.0, 2000, 100, 0, 0)).in_flight_bytes
+        roomy = Brake().observe(reading(0.0, 5000, 3100, 0, 0)).in_flight_bytes
+        tight = Brake().observe(reading(0.0, 2000, 100, 0, 0)).in_flight_bytes
         assert self.observed((0.0, 100, 3100, 0))[0] == min(roomy, tight) == roomy
         assert self.observed((0.0, 100, 3100, 0), group=9000)[0] == tight
 
@@ -384,7 +406,7 @@ class TestGivingMemoryBack:
         brake = brake or Brake()
         times = (begin + step * STEP for step in range(len(memory)))
         wanted = [
-            (now, brake.observe(Reading(now, 1000, used, 100, 100)).release)
+            (now, brake.observe(reading(now, 1000, used, 100, 100)).release)
             for now, used in zip(times, memory, strict=True)
         ]
         return [now for now, release in wanted if release]
@@ -460,7 +482,7 @@ class Work:
     """Keeps what it was told; what it has in flight is set by a test."""
 
     def __init__(self, in_flight: int = 0, processes: int = 0) -> None:
-        self.bytes = (in_flight, in_flight)
+        self.bytes = InFlight(in_flight, in_flight, in_flight)
         self.processes = processes
         self.epochs_ended = 0
         self.told: list[int | None] = []
@@ -468,13 +490,13 @@ class Work:
         self.lacking: int | None = None
         self.given_up: list[str] = []
 
-    def in_flight(self) -> tuple[int, int]:
+    def in_flight(self) -> InFlight:
         return self.bytes
 
     def process_bytes(self) -> tuple[int, int]:
         return self.processes, 0
 
-    def hold_back(self, in_flight_bytes: int | None) -> None:
+    def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         self.told.append(in_flight_bytes)
 
     def keep_to(self, spare_bytes: int | None) -> None:
@@ -508,7 +530,7 @@ class Bench:
     def step(self, memory: int, in_flight: int = 0, *, limit: int = 1000) -> None:
         """A tenth of a second later, with so many MiB."""
         self.found = [MemoryUse(limit * MIB, memory * MIB)]
-        self.work.bytes = in_flight * MIB, in_flight * MIB
+        self.work.bytes = InFlight(in_flight * MIB, in_flight * MIB, in_flight * MIB)
         self.clock.advance(SECONDS)
         self.thread.step()
 
@@ -661,7 +683,7 @@ class TestTheThread:
         bench.pass_time()
         bench.found = OSError("no such file")
         told = bench.work.hold_back
-        bench.work.hold_back = lambda size: (told(size), ended.set())[0]  # type: ignore[method-assign,func-returns-value]
+        bench.work.hold_back = lambda *sizes: (told(*sizes), ended.set())[0]  # type: ignore[method-assign,func-returns-value]
         with caplog.at_level(logging.ERROR):
             bench.clock.advance(SECONDS)
             assert ended.wait(10)

@@ -27,19 +27,41 @@ class LedgerMachine(RuleBasedStateMachine):
         self.holders: dict[Charge, int] = {}
         self.reserved: dict[Charge, int] = {}
         self.buffers: dict[Charge, dict[int, int]] = {}
+        self.works: dict[Charge, tuple[int, int]] = {}  # bytes needed, and held when that began
         self.peak = 0
 
     @rule(target=charges, size=st.integers(0, 1500), owner=st.integers(0, 1))
     def reserve(self, size: int, owner: int) -> Charge:
         charge = self.ledger.reserve(size, self.owners[owner])
         self.holders[charge], self.reserved[charge], self.buffers[charge] = 1, size, {}
+        self.works[charge] = size, 0
         return charge
+
+    @rule(charge=charges, size=st.integers(0, 1500))
+    def work_on(self, charge: Charge, size: int) -> None:
+        if charge in self.holders:
+            self.ledger.work_on(charge, size)
+            self.works[charge] = size, charge.actual
+
+    @rule(charge=charges, size=st.integers(0, 1500))
+    def raise_to(self, charge: Charge, size: int) -> None:
+        if charge in self.holders:
+            self.ledger.raise_to(charge, size)
+            self.reserved[charge] = max(size, self.reserved[charge])
+
+    @rule(charge=charges, size=st.integers(0, 1500))
+    def lower_by(self, charge: Charge, size: int) -> None:
+        """What its buffers have taken up is not taken back."""
+        if charge in self.holders:
+            self.ledger.lower_by(charge, size)
+            self.reserved[charge] -= min(size, max(0, self.reserved[charge] - charge.actual))
 
     @rule(charge=charges, buffers=footprints)
     def true_up(self, charge: Charge, buffers: dict[int, int]) -> None:
         if charge in self.holders:
             self.ledger.true_up(charge, buffers)
             self.buffers[charge] = buffers
+            self.works.pop(charge, None)
             assert charge.actual == sum(buffers.values())
 
     @rule(charge=charges)
@@ -47,6 +69,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if charge in self.holders:
             self.ledger.settle(charge)
             self.reserved[charge] = 0
+            self.works.pop(charge, None)
 
     @rule(charge=charges, times=st.integers(0, 3))
     def use(self, charge: Charge, times: int) -> None:
@@ -78,6 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _forget(self, charge: Charge) -> None:
         del self.holders[charge], self.reserved[charge], self.buffers[charge]
+        self.works.pop(charge, None)
 
     @invariant()
     def charges_each_buffer_once_and_what_is_reserved_beyond(self) -> None:
@@ -92,7 +116,12 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.owners[0] | self.owners[1] == set(self.holders)
         budget = self.ledger.budget
         assert self.ledger.debt == (0 if budget is None else max(0, expected - budget))
+        held, working = expected - beyond, sum(size for size, _ in self.works.values())
+        waiting = max(0, held - sum(used for _, used in self.works.values()))
+        assert self.ledger.in_flight() == (held, expected, working, waiting)
+        self.ledger.work_budget = budget
         for size in (0, 10, 3000):
+            assert self.ledger.admits_work(size) == (budget is None or working + size <= budget)
             assert self.ledger.admits(size) == (budget is None or expected + size <= budget)
 
 

@@ -1076,11 +1076,71 @@ def test_growth_holds_nobody_up(make: Make, tmp_path: Path, threads: ThreadPoolE
     until(lambda: list(tmp_path.iterdir()))
     waiting = threads.submit(pool.call)
     pool.resize(5)
-    assert pool.starting == 1  # the first one hangs; one start at a time
+    assert pool.starting == 1  # the first one hangs; one start at a time while none has done an item
     pool.resize(0)  # and is not wanted any more
     until(lambda: not pool.starting)
     pool.resize(1)
     assert waiting.result(PATIENCE) == "ready"
+
+
+class Gated:
+    """Its workers become ready while there is a file "go"; a call ends once so many of them have one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return _start_at_the_gate, (self.folder,)
+
+    def __call__(self, others: int) -> None:
+        (self.folder / f"called {os.getpid()}").touch()
+        until(lambda: len(list(self.folder.glob("called *"))) >= others)
+
+
+def _start_at_the_gate(folder: Path) -> Gated:
+    (folder / f"began {os.getpid()}").touch()
+    until((folder / "go").exists)
+    return Gated(folder)
+
+
+def test_as_many_start_at_once_as_have_done_an_item(make: Make, tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    def began() -> int:
+        return len(list(tmp_path.glob("began *")))
+
+    gate = tmp_path / "go"
+    gate.touch()
+    pool = make(Gated(tmp_path), workers=3)
+    until(lambda: pool.live == 3)
+    for call in [threads.submit(pool.call, 2), threads.submit(pool.call, 2)]:
+        call.result(PATIENCE)
+    gate.unlink()
+    pool.resize(8)
+    until(lambda: began() == 5)
+    assert (pool.live, pool.starting) == (3, 2)
+    pool.resize(4)  # the later one is not wanted any more
+    until(lambda: pool.starting == 1)
+    pool.resize(8)
+    until(lambda: began() == 6)
+    assert (pool.live, pool.starting) == (3, 2)
+    gate.touch()
+    until(lambda: pool.live == 8)
+    assert (began(), pool.starting, pool.leaving) == (9, 0, 0)  # the one that was cancelled, too
+
+
+def test_an_item_that_is_done_lets_more_start_at_once(make: Make, tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    gate = tmp_path / "go"
+    gate.touch()
+    pool = make(Gated(tmp_path), workers=2)
+    until(lambda: pool.live == 2)
+    gate.unlink()
+    pool.resize(8)
+    until(lambda: len(list(tmp_path.glob("began *"))) == 3)
+    assert pool.starting == 1
+    for call in [threads.submit(pool.call, 2), threads.submit(pool.call, 2)]:
+        call.result(PATIENCE)
+    until(lambda: pool.starting == 2)
+    gate.touch()
+    until(lambda: pool.live == 8)
 
 
 def test_memory_of_a_worker_is_its_own(make: Make) -> None:

@@ -80,11 +80,11 @@ def test_the_brake_lets_no_process_be_started_while_it_holds() -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
 
-        engine.hold_back(0)
+        engine.hold_back(0, 0)
         engine.resize_pools()
         until(1)
         assert engine.live[1].processes == 1
-        engine.hold_back(None)
+        engine.hold_back(None, None)
         until(3)
-        engine.hold_back(0)
+        engine.hold_back(0, 0)
         assert engine.live[1].processes == 3  # those that are there stay

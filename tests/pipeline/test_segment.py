@@ -212,6 +212,45 @@ class TestSegment:
         delivery.ready.popleft()
         assert segment.opens_memory((1,), segment.forecast, 11)
 
+    def test_what_is_reserved_for_those_behind_lets_the_first_one_go_further(self) -> None:
+        """All were reserved 20 and turn out to need 30: else each would wait for what all have."""
+        setting = context(budget=100, max_ahead=9)
+        delivery = Delivery(setting, 0, lambda: None)
+        segment = Segment(setting, 1, 0, delivery, set())
+        for _ in range(3):
+            segment.forecast.add(10, 20)
+        items = [segment.begin((root,), root, segment.forecast, 9, lambda: "somewhere") for root in range(5)]
+        setting.busy = 1
+        delivery.ready.append(items[0])  # behind it the consumer has work
+        assert not setting.ledger.admits(20)
+        first, *behind = items[1:]
+        reserved = [item.charge.reserved for item in behind]
+        assert not segment.opens_further(first, 30, ())
+        assert segment.opens_further(first, 30, reversed(behind))
+        charged = setting.ledger.charged
+        segment.goes_further(first, 30, reversed(behind))
+        assert first.charge.reserved == 30
+        assert setting.ledger.charged <= max(charged, 100)
+        taken = [before - item.charge.reserved for before, item in zip(reserved, behind, strict=True)]
+        assert taken[:2] == [0, 0]  # the last one first, and no more than is lacking
+        assert 0 < taken[2] <= 11
+
+    def test_work_that_may_take_too_much_at_once_waits_though_all_is_reserved(self) -> None:
+        setting = context(budget=1000, max_ahead=9)
+        delivery = Delivery(setting, 0, lambda: None)
+        segment = Segment(setting, 1, 0, delivery, set())
+        segment.forecast.add(1, 10)
+        items = [segment.begin((root,), root, segment.forecast, 10, lambda: "somewhere") for root in range(4)]
+        for item in items:
+            setting.ledger.true_up(item.charge, {id(item): 10})
+        setting.busy, setting.ledger.work_budget = 1, 150
+        delivery.ready.append(items[0])
+        setting.ledger.work_on(items[1].charge, 100)
+        assert segment.opens_further(items[2], 50, ())
+        assert not segment.opens_further(items[2], 51, ())
+        setting.ledger.true_up(items[1].charge, {1: 100})
+        assert segment.opens_further(items[2], 51, ())
+
 
 class TestDelivery:
     def deliver(self, delivery: Delivery, ledger: Ledger, *runs: tuple[int, Any]) -> list[Any]:
@@ -473,7 +512,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def workable(self) -> list[Hand]:
         """Units being drawn, and items that the ledger lets go on to be mapped."""
         self.context.busy = sum(not hand.read for hand in self.hands)
-        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item, 0)]
+        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item, 0, ())]
 
     @precondition(lambda self: self.alive and self.workable())
     @rule(data=st.data())
@@ -486,7 +525,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if hand.read:
             assert made is not None
             charged = self.ledger.charged
-            self.segment.goes_further(item, 0)
+            self.segment.goes_further(item, 0, ())
             if self.ledger.charged > charged:
                 hand.reserved = item.charge.reserved
                 hand.forced = hand.forced or self.ledger.debt > 0

@@ -76,6 +76,38 @@ def threads(choices: dict[str, Any]) -> Any:
         return {"ids": [item_of(item) for item in loader], "said": loader.explain()}
 
 
+class LowAtFirst:
+    """Lets `make` do few items at once for so many decisions; then all stages are open."""
+
+    def __init__(self, low: int, decisions: int) -> None:
+        self._low, self._left = low, decisions
+
+    def propose(self, snapshot: Any, budget: Any) -> Allocation:
+        self._left -= 1
+        concurrency: dict[str, int | None] = {stage.name: None for stage in snapshot.stages}
+        if self._left >= 0:
+            concurrency["make"] = self._low
+        return Allocation(concurrency, budget.cpus)
+
+
+def opened(choices: dict[str, Any]) -> Any:
+    """A stage that takes three times what it gives: few items at once at first, then as many as there is memory for."""
+    clock = EmulatedClock(SystemClock())
+    pool = TokenPool(64, clock)
+
+    def make(item: int) -> np.ndarray:
+        scratch = made(16 * MIB, item)
+        out = made(8 * MIB, item)
+        pool.work(0.5)
+        del scratch
+        return out
+
+    pipe = intune.from_iterable(range(choices["items"])).map(make, name="make")
+    tuner = LowAtFirst(choices["low"], decisions=7)
+    with build_loader(pipe, LoaderOptions(tuner=tuner, cpus=64), clock=clock) as loader:
+        return {"ids": [item_of(item) for item in loader]}
+
+
 def lowered(choices: dict[str, Any]) -> Any:
     """Tells of each tenth item: the nearest limit, and what may be in flight; goes on until it is told to stop."""
     told = threading.Event()
@@ -403,6 +435,7 @@ def until(happened: Callable[[], bool], meanwhile: Callable[[], Any] = lambda: t
 NAMES = (
     threads,
     lowered,
+    opened,
     windows,
     paused,
     bursts,

@@ -36,6 +36,15 @@ def test_threads_with_scratch_memory_and_bursts_live_at_their_limit(group: Memor
     assert group.peak_bytes < limit
 
 
+def test_a_stage_that_was_kept_to_few_at_once_may_suddenly_do_many(group: MemoryGroup) -> None:
+    """All 64 would take 1.5 GiB; what 4 take tells how many may begin, though 80 more wait and little is held."""
+    limit = group.start("opened", items=240, low=4) + 960 * MIB
+    assert group.limit(limit)
+    group.go()
+    assert group.end()["ids"] == list(range(240))
+    assert group.peak_bytes < 0.95 * limit
+
+
 def test_a_limit_that_is_lowered_while_running(group: MemoryGroup) -> None:
     """From 500 to 320 MiB beside what is there from the start, in steps: the kernel sets none below what is used.
 

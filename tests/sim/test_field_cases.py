@@ -147,8 +147,8 @@ def test_a_slow_stage_whose_processes_take_long_to_start_gets_the_workers_of_a_f
     slow = work("slow", pools.slow, "process", start_seconds=START_SECONDS, start_cpu_seconds=0.1)
     machine = SimMachine(cpus=pools.workers, max_processes=pools.workers)
     scenario = Scenario("pools", (FEED, work("fast", pools.fast, "process"), slow), machine)
-    # One process of a stage starts at a time.
-    starting = math.ceil(pools.best * pools.slow) * (START_SECONDS + 0.1)
+    # Each round of starts doubles the processes of a stage.
+    starting = (1 + math.log2(pools.best * pools.slow)) * (START_SECONDS + 0.1 + pools.slow)
     settled = 3 + math.ceil(starting) + 8
     tuner = HandedOver({"fast": pools.workers - 1, "slow": 1}, 3, Model())
     trace = play(scenario, tuner, settled + 10)
@@ -238,7 +238,7 @@ def test_costs_that_change_places_are_followed(executor: Executor, one: float, t
     stages = work("one", one, executor), work("two", two, executor)
     machine = SimMachine(cpus=cpus, max_processes=cpus)
     trace = play(Scenario("swapped", (FEED, *stages), machine, changes=changes), Model(), 41)
-    again = 36 if executor == "process" else 31  # of processes one starts at a time
+    again = 36 if executor == "process" else 31  # processes take a while to start
     assert trace.rows_per_second(15, 20) >= 0.85 * best
     assert trace.rows_per_second(again) >= 0.85 * best
 

@@ -137,14 +137,14 @@ class TestKnownAnswers:
 
 
 class TestTime:
-    def test_processes_start_one_after_another(self) -> None:
+    def test_more_and_more_processes_start_at_once(self) -> None:
         python = SimStage("python", lock_seconds=0.1, executor="process", start_seconds=0.75, start_cpu_seconds=0.25)
         seen = windows(chain(source(0.001), python), number=12)
-        assert [window.ready[0, 1] for window in seen[:9]] == [1, 2, 3, 4, 5, 6, 7, 8, 8]
-        assert [window.starting[0, 1] for window in seen[6:9]] == [1, 0, 0]
+        assert [window.ready[0, 1] for window in seen[:9]] == [1, 2, 4, 8, 8, 8, 8, 8, 8]
+        assert [window.starting[0, 1] for window in seen[:5]] == [1, 2, 4, 0, 0]
         assert np.isnan(seen[0].ready[0, 0])
-        assert seen[1].items[0, 1] < seen[4].items[0, 1] < seen[-1].items[0, 1]
-        assert seen[3].cap[0, 1] == 4
+        assert seen[1].items[0, 1] < seen[2].items[0, 1] < seen[-1].items[0, 1]
+        assert seen[2].cap[0, 1] == 4
 
     @pytest.mark.parametrize("where", [1, 2])
     def test_until_the_first_is_up_nothing_passes(self, where: int) -> None:

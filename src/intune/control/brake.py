@@ -13,8 +13,19 @@ allocate while they run, copies, and what allocators keep. So items may hold
     (0.87 limit - least rest) / proportion
 
 and no more than 1.5 times what was charged at any time until half a second ago, and an eighth of the room: so that what
-comes of more in flight shows before still more is. Past 0.9 of the limit, or where the next tenth of a second would
-bring it there, nothing goes on but what order waits for, until memory has fallen below 0.85.
+comes of more in flight shows before still more is.
+
+Where a stage is kept to few items at once, what these take is little beside what is reserved for the many that wait: the
+proportion says nothing of the moment at which that stage may do more. So the same is asked once more of the items that are
+worked on alone. What is measured above what waiting items hold is set in proportion to what work on them needs, and no
+further work begins beyond
+
+    (0.87 limit - least rest - what waiting items hold) / proportion
+
+or beyond 1.5 times what was needed until half a second ago, and an eighth of the room.
+
+Past 0.9 of the limit, or where the next tenth of a second would bring it there, nothing goes on but what order waits for,
+until memory has fallen below 0.85.
 
 It looks ten times a second while memory is near the limit, is moving, or may soon hold items back; else after half of
 the time in which memory would be full if it grew by a whole limit a second, and at least twice a second. Near the limit
@@ -41,7 +52,7 @@ from typing import NamedTuple, Protocol
 from intune._clock import Clock
 from intune._periodic import Periodic
 from intune._shares import BRAKE_PLANS, CROWDED, HARD, RELAXED, RELEASE
-from intune._values import Event, MemoryUse, Snapshot
+from intune._values import Event, InFlight, MemoryUse, Snapshot
 from intune._words import size
 from intune.control.lowered import LoweredLimits, Stalling
 
@@ -77,8 +88,7 @@ class Reading(NamedTuple):
         seconds: The time.
         limit_bytes: A memory limit.
         memory_bytes: What is used of it.
-        held_bytes: Bytes that items in flight hold, as the ledger knows them.
-        charged_bytes: The same with what is reserved for them.
+        flight: Bytes of items in flight, as the ledger knows them.
         process_bytes: What worker processes hold of it.
         process_growth: What they will hold beside that, once each has done an item.
     """
@@ -86,8 +96,7 @@ class Reading(NamedTuple):
     seconds: float
     limit_bytes: int
     memory_bytes: int
-    held_bytes: int
-    charged_bytes: int
+    flight: InFlight
     process_bytes: int = 0
     process_growth: int = 0
 
@@ -98,11 +107,13 @@ class Braking:
 
     Attributes:
         in_flight_bytes: The most bytes that items in flight may hold; 0 = nothing is admitted.
+        working_bytes: The most that work on items may need when it begins on one more.
         release: Whether memory that allocators keep unused should be given back now.
         seconds: After how many seconds the next reading should be taken.
     """
 
     in_flight_bytes: int
+    working_bytes: int
     release: bool
     seconds: float
 
@@ -112,10 +123,14 @@ class _Moment(NamedTuple):
     rest: int
     """Memory that neither items in flight nor worker processes explain."""
     processes: int
+    growth: int
+    """What these will hold beside that: they may do so already, as they are looked at less often."""
     memory: int
-    now_charged: int
+    flight: InFlight
     charged: int
     """The most that was charged within the last second."""
+    working: int
+    """The most that work on items needed, within the last second."""
 
 
 class Brake:
@@ -151,11 +166,13 @@ class Brake:
 
     def observe(self, now: Reading) -> Braking:
         """Decide by a reading and those before it."""
-        rest = now.memory_bytes - now.held_bytes - now.process_bytes
+        rest = now.memory_bytes - now.flight.held_bytes - now.process_bytes
         # What was charged is freed later than it is discharged, by functions and by allocators.
-        lagging = [m.now_charged for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS]
-        charged = max([now.charged_bytes, *lagging])
-        moment = _Moment(now.seconds, rest, now.process_bytes, now.memory_bytes, now.charged_bytes, charged)
+        lately = [now.flight, *(m.flight for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS)]
+        charged = max(each.charged_bytes for each in lately)
+        working = max(each.working_bytes for each in lately)
+        of_processes = now.process_bytes, now.process_growth
+        moment = _Moment(now.seconds, rest, *of_processes, now.memory_bytes, now.flight, charged, working)
         self._moments.append(moment)
         while now.seconds - self._moments[0].seconds > REMEMBERED_SECONDS:
             self._moments.popleft()
@@ -166,25 +183,34 @@ class Brake:
         elif now.memory_bytes < level(RELAXED, now.limit_bytes, base):
             self._holding = False
         release = self._wants_release(now)
-        most = 0 if self._holding else self._in_flight(now, base)
-        return Braking(most, release, self._next_seconds(now, most))
+        most, working = (0, 0) if self._holding else self._most(now, base)
+        return Braking(most, working, release, self._next_seconds(now, most))
 
-    def _in_flight(self, now: Reading, base: int) -> int:
+    def _most(self, now: Reading, base: int) -> tuple[int, int]:
+        """Bytes that items may hold, and that work on them may need."""
         room = level(BRAKE_PLANS, now.limit_bytes, base) - base - now.process_growth
         if room <= 0:
-            return 0
+            return 0, 0
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
         enough = FIRST_SHARE * room
         least = base - now.process_bytes
-        proportion = max((m.memory - m.processes - least) / max(m.charged, enough) for m in self._moments)
-        seen = max((m.now_charged for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS), default=0)
-        return int(min(room / max(1.0, proportion), RAMP * seen + enough))
+        above = [(m, m.memory - m.processes - m.growth - least) for m in self._moments]
+        of_all = max(size / max(m.charged, enough) for m, size in above)
+        of_work = max((size - m.flight.waiting_bytes) / max(m.working, enough) for m, size in above)
+        seen = [m.flight for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS]
+        charged = max((each.charged_bytes for each in seen), default=0)
+        working = max((each.working_bytes for each in seen), default=0)
+        left = max(0.0, room - now.flight.waiting_bytes)
+        return (
+            int(min(room / max(1.0, of_all), RAMP * charged + enough)),
+            int(min(left / max(1.0, of_work), RAMP * working + enough)),
+        )
 
     def _next_seconds(self, now: Reading, most: int) -> float:
         known = now.seconds - self._moments[0].seconds >= LAG_SECONDS
         least = min(m.memory for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS + SECONDS_MOST)
         steady = known and now.memory_bytes - least <= STEADY * now.limit_bytes
-        if not steady or 2 * now.charged_bytes > most:
+        if not steady or 2 * now.flight.charged_bytes > most:
             return SECONDS
         return min(SECONDS_MOST, max(SECONDS, (1 - now.memory_bytes / now.limit_bytes) / 2))
 
@@ -212,6 +238,10 @@ def level(share: float, limit: int, base: int) -> float:
     """Bytes at which a share of a limit lies, where `base` bytes are used without items."""
     crowded = base + (share - CROWDED) / (1 - CROWDED) * (limit - base)
     return max(share * limit, crowded) if base < limit else share * limit
+
+
+def _nearly(size: int, applied: int) -> bool:
+    return size == applied or (size > 0 and abs(size - applied) < LEAST_CHANGE * applied)
 
 
 class Brakes:
@@ -256,7 +286,7 @@ class Brakes:
 
     def observe(self, seconds: float, uses: Sequence[MemoryUse], work: "Brakable") -> Braking:
         """Decide by what is used of each limit, of which there is one at least, and what is known of that."""
-        held, charged = work.in_flight()
+        flight = work.in_flight()
         processes, growth = work.process_bytes()
         self._uses = {use.limit_from: use for use in uses}
         self._brakes = {name: self._brakes.get(name) or Brake() for name in self._uses}  # some may be no more
@@ -264,10 +294,11 @@ class Brakes:
         for name, use in self._uses.items():
             assert use.used_bytes is not None
             own = (processes, growth) if use.with_processes else ()
-            reading = Reading(seconds, use.limit_bytes, use.used_bytes, held, charged, *own)
+            reading = Reading(seconds, use.limit_bytes, use.used_bytes, flight, *own)
             said.append(self._brakes[name].observe(reading))
         return Braking(
             min(each.in_flight_bytes for each in said),
+            min(each.working_bytes for each in said),
             any(each.release for each in said),
             min(each.seconds for each in said),
         )
@@ -279,18 +310,18 @@ class Brakable(Protocol):
     epochs_ended: int
     """Epochs that were delivered to their end: allocators may give back what they kept for them."""
 
-    def in_flight(self) -> tuple[int, int]:
-        """Bytes that items in flight hold, and the same with what is reserved for them."""
+    def in_flight(self) -> InFlight:
+        """Bytes of items in flight."""
         ...
 
     def process_bytes(self) -> tuple[int, int]:
         """Bytes that worker processes were last seen to hold, and how many more once each has done an item."""
         ...
 
-    def hold_back(self, in_flight_bytes: int | None) -> None:
+    def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
 
-        With 0 no worker process is started either, but for a stage that has none.
+        `working_bytes` is the most that work on items may need when it begins on one more. With 0 no worker process is started either, but for a stage that has none.
         """
         ...
 
@@ -323,7 +354,7 @@ class BrakeThread:
         self._workload, self._read, self._tell, self._clock = workload, read, tell, clock
         self._release = release
         self.brakes, self._lowered = Brakes(), LoweredLimits(stalling)
-        self._applied: int | None = None
+        self._applied: tuple[int, int] | None = None
         self.seconds = SECONDS
         self._held: tuple[float, str] | None = None
         self._epochs_ended = workload.epochs_ended
@@ -336,7 +367,7 @@ class BrakeThread:
         if self._epochs_ended != self._workload.epochs_ended and now - self._released_at >= EPOCH_RELEASE_SECONDS:
             self._epochs_ended = self._workload.epochs_ended
             self._give_back(now)
-        held = self._workload.in_flight()[0]  # before memory is read: what they take meanwhile is not room
+        held = self._workload.in_flight().held_bytes  # before memory is read: what they take meanwhile is not room
         uses = self._read()
         if not uses:
             self._forget()
@@ -345,7 +376,7 @@ class BrakeThread:
         before = self.brakes.holding
         braking = self.brakes.observe(now, uses, self._workload)
         self.seconds = braking.seconds
-        self._apply(braking.in_flight_bytes)
+        self._apply((braking.in_flight_bytes, braking.working_bytes))
         if self._lowered.observe(now, uses, held) or braking.release:
             self._give_back(now)
         if (self.brakes.holding is None) != (before is None):
@@ -382,19 +413,18 @@ class BrakeThread:
         self._lowered.forget()
         self._apply(None)
 
-    def _apply(self, most: int | None) -> None:
-        applied = self._applied
-        if most == applied or (most and applied and abs(most - applied) < LEAST_CHANGE * applied):
+    def _apply(self, most: tuple[int, int] | None) -> None:
+        if most == self._applied or (most and self._applied and all(map(_nearly, most, self._applied))):
             return
         self._applied = most
-        self._workload.hold_back(most)
+        self._workload.hold_back(*(most or (None, None)))
 
     def _give_back(self, now: float) -> None:
         self._released_at = now
         self._release()
 
     def _say(self, now: float, uses: Sequence[MemoryUse]) -> None:
-        holding, held = self.brakes.holding, self._workload.in_flight()[0]
+        holding, held = self.brakes.holding, self._workload.in_flight().held_bytes
         if holding is not None:
             self._held = (now, holding.limit_from)
         elif self._held is None:

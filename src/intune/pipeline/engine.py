@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from intune._errors import LoaderError
-from intune._values import Allocation, Budget, Event, MachineSnapshot, Snapshot, StageInfo
+from intune._values import Allocation, Budget, Event, InFlight, MachineSnapshot, Snapshot, StageInfo
 from intune._words import count, or_open
 from intune.metrics.counters import StageCounters
 from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_snapshot
@@ -63,7 +63,7 @@ class Engine:
 
     * It sets numbers and returns; nothing is waited for.
     * A stage whose concurrency grows begins more items at once; a process stage as its processes come up,
-      one start at a time, holding no slot meanwhile.
+      as many at once as have done an item, holding no slot meanwhile.
     * A stage whose concurrency falls finishes what it has in hand; nothing is lost or done twice.
     * 0 pauses a stage: it begins nothing, the others go on.
     * Fewer slots: running tasks finish, none begins until use has fallen below.
@@ -208,25 +208,25 @@ class Engine:
 
     # --- the brake
 
-    def in_flight(self) -> tuple[int, int]:
-        """Bytes that items in flight hold, and the same with what is reserved for them."""
+    def in_flight(self) -> InFlight:
+        """Bytes of items in flight."""
         with self.scheduler.lock:
-            return self.context.ledger.held, self.context.ledger.charged
+            return self.context.ledger.in_flight()
 
     def process_bytes(self) -> tuple[int, int]:
         """Bytes that worker processes were last seen to hold, and how many more once each has done an item."""
         return sum(stage.process_bytes for stage in self.live), sum(stage.process_growth for stage in self.live)
 
-    def hold_back(self, in_flight_bytes: int | None) -> None:
+    def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
 
-        With 0 no worker process is started either, but for a stage that has none.
+        `working_bytes` is the most that work on items may need when it begins on one more. With 0 no worker process is started either, but for a stage that has none.
         """
         with self.scheduler.lock:
-            self._most_bytes = in_flight_bytes
+            self._most_bytes, self.context.ledger.work_budget = in_flight_bytes, working_bytes
             self._limit_bytes()
             for stage in self.live:
-                stage.frozen = in_flight_bytes == 0
+                stage.frozen, stage.room = in_flight_bytes == 0, in_flight_bytes
             self._refresh()
             self.scheduler.dispatch()
         self.resize_pools()

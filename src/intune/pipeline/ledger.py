@@ -3,19 +3,26 @@
 Pure bookkeeping without threads: the scheduler calls it under its own lock.
 """
 
+from intune._values import InFlight
 from intune.pipeline.footprint import Footprint
 
 
 class Charge:
-    """What one item holds: its distinct buffers, and what is reserved for it beyond them."""
+    """What one item holds: its distinct buffers, and what is reserved for it beyond them.
 
-    __slots__ = ("actual", "buffers", "owner", "reserved", "uses")
+    Attributes:
+        work: Bytes that whoever makes it, or works on it now, needs for that; 0 = nobody does.
+        used: Of these, its buffers.
+    """
+
+    __slots__ = ("actual", "buffers", "owner", "reserved", "used", "uses", "work")
 
     def __init__(self, reserved: int, owner: "set[Charge]") -> None:
         self.reserved, self.owner = reserved, owner
         self.actual = 0
         self.buffers: Footprint = {}
         self.uses = 1
+        self.work = self.used = 0
 
     @property
     def beyond(self) -> int:
@@ -26,23 +33,38 @@ class Charge:
 class Ledger:
     """Bytes in flight: each distinct buffer once (`held`), and with what is reserved beyond (`charged`).
 
+    What is reserved for items that wait shows nowhere in memory: `in_flight` tells them from those that are worked on.
+
     Args:
         budget: Bytes that may be in flight; None = no limit. May be changed at any time; nothing is taken
             back, but nothing is admitted either until use has fallen below it.
 
     Attributes:
+        work_budget: Bytes that may be needed for the items that are worked on, when work on one more begins; None = no
+            limit.
         spare: Bytes that could be taken, when memory was last measured, where something begins although the budget has
             no room for it; None = as many as it takes.
     """
 
     def __init__(self, budget: int | None = None) -> None:
         self.budget = budget
+        self.work_budget: int | None = None
         self.spare: int | None = None
         self._taken = 0
         self.charged = 0
         self.held = 0
         self.peak = 0
+        self._working = self._used = 0
         self._buffers: dict[int, list[int]] = {}
+
+    def in_flight(self) -> InFlight:
+        """What is in flight now."""
+        waiting = max(0, self.held - self._used)  # items may share buffers
+        return InFlight(self.held, self.charged, self._working, waiting)
+
+    def admits_work(self, size: int) -> bool:
+        """Whether work that takes so much may begin."""
+        return self.work_budget is None or self._working + size <= self.work_budget
 
     @property
     def debt(self) -> int:
@@ -77,12 +99,21 @@ class Ledger:
         """
         charge = Charge(size, owner)
         owner.add(charge)
+        self.work_on(charge, size)
         self._add(size)
         return charge
 
+    def work_on(self, charge: Charge, size: int) -> None:
+        """Somebody makes an item or works on it, which takes so many bytes, its buffers included; until `true_up`."""
+        self._rests(charge)
+        charge.work, charge.used = size, charge.actual
+        self._working += charge.work
+        self._used += charge.used
+
     def true_up(self, charge: Charge, buffers: Footprint) -> None:
-        """An item now holds these buffers; its reservation stays for what it may still need."""
+        """An item now holds these buffers, and waits; its reservation stays for what it may still need."""
         before = charge.beyond
+        self._rests(charge)
         held = self._buffers
         for key, size in buffers.items():
             entry = held.get(key)
@@ -104,8 +135,16 @@ class Ledger:
         charge.reserved = max(charge.reserved, size)
         self._add(charge.beyond - before)
 
+    def lower_by(self, charge: Charge, size: int) -> None:
+        """Take back as much of what is reserved for an item beyond its buffers, if there is so much."""
+        taken = min(size, charge.beyond)
+        if taken > 0:
+            charge.reserved -= taken
+            self._add(-taken)
+
     def settle(self, charge: Charge) -> None:
         """An item grows no more: what is reserved beyond its buffers is given back."""
+        self._rests(charge)
         beyond = charge.beyond
         charge.reserved = 0
         self._add(-beyond)
@@ -132,6 +171,7 @@ class Ledger:
     def clear(self) -> None:
         """Nothing is in flight any more, whatever an interrupt of the consumer left half booked."""
         self.charged = self.held = 0
+        self._working = self._used = 0
         self._buffers.clear()
 
     def _forget(self, charge: Charge) -> None:
@@ -139,6 +179,11 @@ class Ledger:
         buffers, charge.buffers = charge.buffers, {}
         charge.actual = 0
         self._drop(buffers)
+
+    def _rests(self, charge: Charge) -> None:
+        self._working -= charge.work
+        self._used -= charge.used
+        charge.work = charge.used = 0
 
     def _add(self, size: int) -> None:
         self.charged += size

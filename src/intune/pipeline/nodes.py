@@ -6,7 +6,7 @@ without it.
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from intune.pipeline.blocks import block_rows
@@ -129,13 +129,14 @@ class CallNode(Node):
             return True, True, room, False
         item = self._heap[0][1]
         self._needed = self._needs(item)
-        return True, True, room, self.segment.opens_further(item, self._needed)
+        return True, True, room, self.segment.opens_further(item, self._needed, self._behind(item))
 
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""
         item = heapq.heappop(self._heap)[1]
+        self.context.ledger.work_on(item.charge, self._needed)
         if self.context.ledger.budget is not None:
-            self.segment.goes_further(item, self._needed)
+            self.segment.goes_further(item, self._needed, self._behind(item))
         self.stage.counters.items_in += item.count
         keys = item.keys if item.keys is not None else item.path
 
@@ -145,6 +146,12 @@ class CallNode(Node):
             return output, wall, cpu, sizes
 
         return Work(work, lambda result: self._finish(item, *result), lambda error: self._broke(item, error))
+
+    def _behind(self, first: Item) -> Iterator[Item]:
+        """Items that wait behind the first one, the last first; costs nothing if nobody asks for one."""
+        for _, item in sorted(self._heap, reverse=True):
+            if item is not first:
+                yield item
 
     def _finish(self, item: Item, output: Output, wall: float, cpu: float, sizes: Footprint) -> None:
         self._book(item.count, wall, cpu)

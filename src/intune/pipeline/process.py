@@ -38,8 +38,9 @@ _LONGEST_PAUSE = 30.0  # seconds between two starts
 class ProcessPool:
     """Worker processes that each hold a copy of one function. All methods may be called from any thread.
 
-    * `resize` sets the number that is wanted and returns. Workers are started one after another. Of too many, idle
-      ones end at once and busy ones after their item; they count as `leaving` until they are gone. 0 pauses.
+    * `resize` sets the number that is wanted and returns. As many workers are started at once as have done an item,
+      and one until then: what they hold, and that they can be started at all, is known before many are. Of too many,
+      idle ones end at once and busy ones after their item; they count as `leaving` until they are gone. 0 pauses.
     * A worker that dies is replaced; the item that it had is done again by another one, `retries` times.
     * If a worker cannot be started, `call` raises the reason once no worker is left, until `resize` asks for more.
     * A function that has a `close` is closed when its worker is no longer wanted.
@@ -85,7 +86,7 @@ class ProcessPool:
         self._free: list[Worker] = []
         self._busy: set[Worker] = set()
         self._leaving: dict[Worker, float] = {}  # and until when
-        self._starting: Worker | None = None
+        self._starting: list[Worker] = []  # the newest last
         self._failure: Callable[[], BaseException] | None = None  # why no more workers are started
         self._failed_starts = self._deaths = 0  # in a row
         self._not_before = 0.0
@@ -101,9 +102,9 @@ class ProcessPool:
 
     @property
     def starting(self) -> int:
-        """Workers that are being started: 0 or 1."""
+        """Workers that are being started."""
         with self._changed:
-            return int(self._starting is not None)
+            return len(self._starting)
 
     @property
     def leaving(self) -> int:
@@ -161,8 +162,7 @@ class ProcessPool:
             self._wanted = n
             while self._free and self._surplus() > 0:
                 self._dismiss(self._free.pop(0))
-            if self._starting is not None and self._surplus() >= 0:
-                self._starting.cancel()
+            self._cancel_surplus()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._attend, name=f"intune-{self._stage}", daemon=True)
                 self._thread.start()
@@ -199,7 +199,6 @@ class ProcessPool:
                 self._lose(worker)
                 raise
             else:
-                worker.done = True
                 self._give_back(worker)
                 return answer.open(self._stage)
         with self._changed:
@@ -221,8 +220,7 @@ class ProcessPool:
                     worker.leave()
                 self._leaving = dict.fromkeys((*self._leaving, *self._free), self._close_by)
                 self._free.clear()
-                if self._starting is not None:
-                    self._starting.cancel()
+                self._cancel_surplus()
             thread = self._thread
             self._changed.notify_all()
         self._ring()
@@ -243,6 +241,15 @@ class ProcessPool:
 
     def _surplus(self) -> int:
         return len(self._free) + len(self._busy) - self._wanted
+
+    def _missing(self) -> int:
+        """Workers to be started yet; negative: so many of those that are being started are not wanted any more."""
+        return -self._surplus() - sum(not worker.cancelled for worker in self._starting)
+
+    def _cancel_surplus(self) -> None:
+        coming = [worker for worker in self._starting if not worker.cancelled]
+        for worker in coming[max(0, -self._surplus()) :]:
+            worker.cancel()
 
     def _is_closing(self) -> bool:
         with self._changed:
@@ -276,7 +283,7 @@ class ProcessPool:
                         self._busy.add(worker)
                         return worker
                     self._note_death(worker)
-                if self._failure is not None and self._starting is None and not self._busy:
+                if self._failure is not None and not self._starting and not self._busy:
                     raise self._failure()
                 self._changed.wait()
 
@@ -284,6 +291,9 @@ class ProcessPool:
         with self._changed:
             self._busy.discard(worker)
             self._deaths = 0
+            if not worker.done:
+                worker.done = True
+                self._ring()  # more may be started at once
             if self._surplus() >= 0:
                 self._dismiss(worker)
             else:
@@ -335,7 +345,8 @@ class ProcessPool:
             now = self._clock.wall()
             self._greet(now)
             self._bury(now)
-            self._start_one(now)
+            while self._may_start(now):
+                self._start_one(now)
             if now >= trim_at:
                 self._arena.trim()
                 trim_at = now + _IDLE_SECONDS
@@ -343,7 +354,7 @@ class ProcessPool:
 
     def _is_over(self) -> bool:
         with self._changed:
-            if self._close_by is None or self._leaving or self._starting is not None:
+            if self._close_by is None or self._leaving or self._starting:
                 return False
             return not self._busy or self._clock.wall() > self._close_by
 
@@ -352,35 +363,35 @@ class ProcessPool:
         poll.register(self._bell, select.POLLIN)
         with self._changed:
             until = min([until, *self._leaving.values()])
-            if self._surplus() < 0 and self._starting is None and self._failure is None:
+            if self._missing() > 0 and len(self._starting) < self._at_once() and self._failure is None:
                 until = min(until, self._not_before)
             if self._close_by is not None:
                 until = min(until, self._close_by)
             for worker in (*self._free, *self._leaving):
                 poll.register(worker.fd, 0)
-            if self._starting is not None:
-                poll.register(self._starting.fd, select.POLLIN)
+            for worker in self._starting:
+                poll.register(worker.fd, select.POLLIN)
         poll.poll(max(0.0, until - self._clock.wall()) * 1000)
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
 
     def _greet(self, now: float) -> None:
-        worker = self._starting
-        if worker is None or not worker.hears(select.POLLIN):
-            return
-        greeting = worker.greeting()
-        ready = greeting == ("ready",) and not worker.cancelled
-        how = "" if ready else worker.end(0.5)
         with self._changed:
-            self._starting = None
-            if ready:
-                self._failed_starts = 0
-                self._free.append(worker)
-                if self._surplus() > 0:
-                    self._dismiss(self._free.pop())
-            elif not worker.cancelled:
-                self._note_failed_start(f"a worker process {how}", greeting, now)
-            self._changed.notify_all()
+            heard = [worker for worker in self._starting if worker.hears(select.POLLIN)]
+        for worker in heard:
+            greeting = worker.greeting()
+            ready = greeting == ("ready",) and not worker.cancelled
+            how = "" if ready else worker.end(0.5)
+            with self._changed:
+                self._starting.remove(worker)
+                if ready:
+                    self._failed_starts = 0
+                    self._free.append(worker)
+                    if self._surplus() > 0:
+                        self._dismiss(self._free.pop())
+                elif not worker.cancelled:
+                    self._note_failed_start(f"a worker process {how}", greeting, now)
+                self._changed.notify_all()
 
     def _note_failed_start(self, what: str, greeting: tuple[Any, ...] | None, now: float) -> None:
         self._failed_starts += 1
@@ -405,11 +416,17 @@ class ProcessPool:
             for worker in ended:
                 del self._leaving[worker]
 
-    def _start_one(self, now: float) -> None:
+    def _at_once(self) -> int:
+        """The most that may be started at the same time."""
+        return max(1, sum(worker.done for worker in (*self._free, *self._busy)))
+
+    def _may_start(self, now: float) -> bool:
         with self._changed:
-            enough = self._surplus() >= 0 or self._starting is not None or self._close_by is not None
-            if enough or self._failure is not None or now < self._not_before:
-                return
+            if self._close_by is not None or self._failure is not None or now < self._not_before:
+                return False
+            return self._missing() > 0 and len(self._starting) < self._at_once()
+
+    def _start_one(self, now: float) -> None:
         try:
             worker = Worker(self._arena, self._code, f"intune: {self._stage}")
         except OSError as error:
@@ -418,9 +435,8 @@ class ProcessPool:
                 self._changed.notify_all()
             return
         with self._changed:
-            self._starting = worker
-            if self._surplus() >= 0:  # that changed meanwhile
-                worker.cancel()
+            self._starting.append(worker)
+            self._cancel_surplus()  # what is wanted may have changed meanwhile
 
     def _memory_figures(self) -> str:
         own = psutil.Process().memory_info().rss

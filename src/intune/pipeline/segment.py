@@ -4,7 +4,7 @@ All methods are called with the scheduler's lock held.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -209,10 +209,11 @@ class Segment:
             return forecast.known or self.expects(path)
         return self.expects(path) and self.end.idle and self._spares(int(bound * forecast.mean))
 
-    def opens_further(self, item: Item, here: int) -> bool:
+    def opens_further(self, item: Item, here: int, behind: Iterable[Item]) -> bool:
         """Whether the ledger has what an item will need by what is known now, if that is more than was known before.
 
-        `here` is what it will need in the stage that it is about to enter.
+        `here` is what it will need in the stage that it is about to enter. What is reserved for those that wait
+        `behind` it counts as free: else all could wait for what all of them have.
 
         What order waits for goes on in any case once everything behind this segment has run dry, and so does any
         item while nothing at all is being worked on: else nobody would give bytes back. Those wait only where the
@@ -223,16 +224,26 @@ class Segment:
             return True
         has = max(item.charge.reserved, item.charge.actual)
         needs = max(here, item.forecast.bytes(item.bound, ledger.budget))
-        if ledger.budget and (needs <= self.ENOUGH_SHARE * has or ledger.admits(needs - has)):
+        fits = (
+            needs <= self.ENOUGH_SHARE * has
+            or ledger.admits(needs - has)
+            or ledger.admits(needs - has - sum(other.charge.beyond for other in behind))
+        )
+        if ledger.budget and fits and ledger.admits_work(here):
             return True
         waited_for = (self.expects(item.path) or not self.context.busy) and self.end.idle
         return waited_for and self._spares(max(0, here - item.charge.actual))
 
-    def goes_further(self, item: Item, here: int) -> None:
-        """Reserve what an item will need by what is known now."""
+    def goes_further(self, item: Item, here: int, behind: Iterable[Item]) -> None:
+        """Reserve what an item will need by what is known now; those that wait behind it give what is lacking."""
         ledger = self.context.ledger
-        if ledger.budget is not None and item.bound:
-            ledger.raise_to(item.charge, max(here, item.forecast.bytes(item.bound, ledger.budget)))
+        if ledger.budget is None or not item.bound:
+            return
+        ledger.raise_to(item.charge, max(here, item.forecast.bytes(item.bound, ledger.budget)))
+        for other in behind:
+            if not ledger.debt:
+                return
+            ledger.lower_by(other.charge, ledger.debt)
 
     def begin(self, path: Path, position: int, forecast: Forecast, bound: int, origin: Callable[[], str]) -> Item:
         """An item comes into being; what is forecast for it is reserved."""

@@ -224,6 +224,7 @@ class LiveStage:
         sizes: What its processes hold, as last measured.
         resident: Mean bytes of those that had done an item, as last measured; None = none ever had.
         frozen: No process is started, as memory runs out; one may always live.
+        room: Bytes that items in flight may hold, of which processes that start take some; None = no limit.
     """
 
     info: StageInfo
@@ -245,6 +246,7 @@ class LiveStage:
     sizes: ProcessSizes = field(default_factory=ProcessSizes)
     resident: int | None = None
     frozen: bool = False
+    room: int | None = None
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
     instances: Instances | None = None
@@ -283,12 +285,18 @@ class LiveStage:
                 wanted = min(wanted, self.most_processes)
             if self.frozen:
                 wanted = min(wanted, max(1, self.pool.live))
+            elif self.room is not None:
+                wanted = min(wanted, self.pool.live + max(self.pool.starting, self._starts(self.room)))
             self.processes = wanted
             # A pool that cannot start its processes says why to whoever calls it.
             wanted = min(wanted, self.pool.live if not self.pool.failed else max(1, self.pool.live))
         if self.wants_alone:
             wanted = min(wanted, 1)
         self.cap = wanted
+
+    def _starts(self, room: int) -> int:
+        """How many processes may be started at once: no more than would take half of the room from items."""
+        return max(1, room // (2 * self.resident)) if self.resident else 1
 
     def measure_processes(self) -> None:
         """Look what its processes hold. Called without the lock."""
@@ -307,9 +315,13 @@ class LiveStage:
 
     @property
     def process_growth(self) -> int:
-        """Bytes that its processes will hold beside these, once each has done an item; 0 while none has."""
-        resident = self.resident or 0
-        return sum(max(0, resident - size) for size in self.sizes.fresh)
+        """Bytes that its processes will hold beside these, once each has done an item; 0 while none has.
+
+        Of those that are being started it is not known what they hold already.
+        """
+        if self.pool is None or self.resident is None:
+            return 0
+        return sum(max(0, self.resident - size) for size in self.sizes.fresh) + self.pool.starting * self.resident
 
     def was_killed(self, now: float) -> None:
         """The system killed one of its processes, as it does when memory runs out: for a while one less is wanted."""

@@ -2,7 +2,7 @@
 
 It takes the scenarios of the discrete-event level and says the same of them, but for noise and for what happens within
 an interval: items are a flow. Each interval it solves for the steady state (`steady`), lets flows move towards it as
-fast as items pass through, starts processes one after another, and gives the window as it would have been measured
+fast as items pass through, starts processes, more and more at once, and gives the window as it would have been measured
 (`measured`). Guard and brake are always there, as in a loader: what is asked for is lowered to what they allow.
 
 What waits between stages has no size of its own: after a change of allocation nothing is worked off that had piled up.
@@ -55,7 +55,8 @@ class _State:
         cost: Factor on what a stage's items cost.
         size: Factor on the bytes of what it makes.
         live: Processes that are up.
-        left: Seconds until the one being started is up; 0 = none is.
+        left: Seconds until those being started are up; 0 = none is.
+        coming: How many these are.
         waits: Whether it waits, which is known from the start: 1 or 0.
         flow: Source rows a second that pass it.
         phase: Share of its next item that has been done.
@@ -77,6 +78,7 @@ class _State:
     size: Floats
     live: Floats
     left: Floats
+    coming: Floats
     waits: Floats
     flow: Floats
     phase: Floats
@@ -143,7 +145,7 @@ class Fluid:
             self._next_change[row] = min((change.seconds for change in scenario.changes), default=np.inf)
         for ones in (s.cost, s.size, s.device, s.share):
             ones[rows] = 1.0
-        for zeros in (s.live, s.left, s.flow, s.ahead, s.now, s.neighbours, s.steps, s.rows, s.high):
+        for zeros in (s.live, s.left, s.coming, s.flow, s.ahead, s.now, s.neighbours, s.steps, s.rows, s.high):
             zeros[rows] = 0.0
         s.waits[rows] = np.where(np.isnan(t.declared), _asleep(t) > WAITING_SHARE, t.declared)[rows]
         s.phase[rows] = self._random.random((len(rows), self.shape[1]))
@@ -174,7 +176,7 @@ class Fluid:
         window = measure(t, moment, steady, flows, self._caps(granted, s.live), deviation[1:3])
         window.asked = np.where(t.present, granted.asked, np.nan)
         window.ready = np.where(t.process, s.live, np.nan)
-        window.starting = np.where(t.process, (s.left > 0).astype(float), np.nan)
+        window.starting = np.where(t.process, s.coming, np.nan)
         window.memory = np.where(t.sees_used[:, 1] & np.isfinite(s.limit), memory / s.limit, np.nan)
         window.threads, window.cpus = t.max_threads.copy(), np.maximum(1.0, np.floor(s.cpus))
         window.vetoed = granted.lowered.astype(float)
@@ -248,7 +250,7 @@ class Fluid:
         t, s = self._tables, self._state
         target = _targets(t, Granted(asked, slots, self.alive))
         granted = _levelled(target, t.process, t.max_processes)
-        live = np.where(t.process, 1.0, 0.0) if settled else s.live + (s.left > 0)
+        live = np.where(t.process, 1.0, 0.0) if settled else s.live + s.coming
         known = t.process & (live > 0) & np.isfinite(s.limit)[:, None]
         rest = self._rest() + (live * t.resident).sum(1)
         room = np.where(np.isfinite(s.limit), PROCESS_SHARE * s.limit - rest, np.inf)
@@ -297,7 +299,7 @@ class Fluid:
             cost=s.cost,
             size=s.size,
             device=t.device * s.device + t.pause,
-            held=self._rest() + ((live + (s.left > 0)) * t.resident).sum(1),
+            held=self._rest() + ((live + s.coming) * t.resident).sum(1),
             limit=s.limit,
         )
 
@@ -329,18 +331,26 @@ class Fluid:
             return s.live.copy(), np.zeros_like(seconds)
         target = _targets(t, granted)
         s.live = np.minimum(s.live, target)
+        s.coming = np.clip(s.coming, 0.0, target - s.live)
         before = s.live.copy()
-        each = t.start_wait + t.start_cpu / np.maximum(s.share, 1e-3)[:, None]
-        missing = target - s.live
-        left = np.where((s.left > 0) | (missing <= 0), s.left, each)
-        due = np.where(left <= seconds[:, None], 1 + np.floor((seconds[:, None] - left) / np.maximum(each, 1e-6)), 0.0)
-        up = np.where(left > 0, np.minimum(due, np.maximum(missing, s.left > 0)), 0.0)
-        s.live = s.live + up
-        more = s.live < target
-        worked = np.where(more, seconds[:, None], np.minimum(seconds[:, None], left + (up - 1) * each))
-        s.left = np.where(more, np.maximum(left + up * each - seconds[:, None], 1e-6), 0.0)
-        s.left = np.where((up == 0) & (left > seconds[:, None]), left - seconds[:, None], s.left)
-        computing = np.where(left > 0, worked * t.start_cpu / np.maximum(each * s.share[:, None], 1e-6), 0.0)
+        each = np.maximum(t.start_wait + t.start_cpu / np.maximum(s.share, 1e-3)[:, None], 1e-6)
+        passes = np.repeat(seconds[:, None], target.shape[1], 1)
+        started = np.zeros_like(each)
+        while True:
+            missing = target - s.live
+            begin = (s.coming <= 0) & (missing > 0)
+            # As many at once as are there, and have done an item: each round of starts doubles them.
+            s.coming = np.where(begin, np.minimum(missing, np.maximum(1.0, s.live)), s.coming)
+            s.left = np.where(begin, each, s.left)
+            passing = np.where(s.coming > 0, np.minimum(s.left, passes), 0.0)
+            started += passing * s.coming
+            s.left, passes = s.left - passing, passes - passing
+            up = (s.coming > 0) & (s.left <= 0)
+            if not up.any():
+                break
+            s.live = s.live + np.where(up, s.coming, 0.0)
+            s.coming = np.where(up, 0.0, s.coming)
+        computing = started * t.start_cpu / (each * np.maximum(s.share, 1e-3)[:, None])
         return before, computing.sum(1) / seconds
 
     def _flow(self, steady: Steady, seconds: Floats, deviation: Floats, wave: Floats) -> Flows:
@@ -386,7 +396,7 @@ class Fluid:
         spread = flowing * np.sqrt(np.expm1((t.bytes_spread**2).max(1)) / pieces)
         now = np.maximum(0.0, flowing + spread * 0.5 * deviation[:, 0])
         s.high = np.maximum(s.high, np.minimum(now, steady.most_items))
-        processes = ((s.live + (s.left > 0)) * t.resident).sum(1)
+        processes = ((s.live + s.coming) * t.resident).sum(1)
         held: Floats = self._rest() + processes + now + t.kept * np.maximum(0.0, s.high - now)
         within = np.minimum(spread * PEAK, np.maximum(0.0, steady.most_items - now))
         self.alive &= ~(held + within > s.limit)

@@ -130,7 +130,7 @@ class SimPool:
     ) -> None:
         self.live = self.starting = self.leaving = 0
         self.busy = 0
-        self._wanted = 0
+        self._wanted = self._done = 0
         self._call = replace(target.call, reseed=False)
         self._start, self._cpu, self._resident = start, cpu, resident
 
@@ -140,24 +140,26 @@ class SimPool:
         self.settle()
 
     def settle(self) -> bool:
-        """Start one more, or let idle ones go, as is wanted; whether some have gone."""
-        if self.live + self.starting < self._wanted and not self.starting:
-            self.starting = 1
+        """Start more, as many at once as have done an item, or let idle ones go; whether some have gone."""
+        while self.live + self.starting < self._wanted and self.starting < max(1, self._done):
+            self.starting += 1
             self._start()
         surplus = min(self.live - self._wanted, self.live - self.busy)
         if surplus <= 0:
             return False
         self.live -= surplus
+        self._done = min(self._done, self.live)
         return True
 
     def started(self) -> None:
-        """The one that was being started is up."""
-        self.starting = 0
+        """One of those that were being started is up."""
+        self.starting -= 1
         self.live += 1
         self.settle()
 
     def call(self, *args: Any) -> Any:
         """The output of one item, and the CPU seconds that it took."""
+        self._done = max(self._done, self.busy)  # the one that was used last is used first
         before = self._cpu()
         output = self._call(*args) if self._call.kind != "flat_map" else list(self._call.draw(*args))
         return output, self._cpu() - before
@@ -173,4 +175,4 @@ class SimPool:
 
     def close(self) -> None:
         """End them."""
-        self._wanted = self.live = self.starting = 0
+        self._wanted = self.live = self.starting = self._done = 0

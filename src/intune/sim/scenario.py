@@ -6,6 +6,7 @@ on an idle machine, bytes are bytes, rates are a second.
 
 import bisect
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -289,9 +290,13 @@ class Scenario:
 
     @property
     def starting_seconds(self) -> float:
-        """What it takes until each stage in processes has one for each CPU, as one of a stage starts at a time."""
-        starts = sum(stage.start_seconds for stage in self.stages if stage.executor == "process")
-        return starts * self.machine.cpus
+        """What it takes until each stage in processes has one for each CPU, as more and more start at once."""
+        rounds = 1 + math.ceil(math.log2(max(1, self.machine.cpus)))
+        return rounds * sum(
+            stage.start_seconds + stage.start_cpu_seconds + stage.cpu_seconds + stage.lock_seconds + stage.wait_seconds
+            for stage in self.stages
+            if stage.executor == "process"
+        )
 
     def __post_init__(self) -> None:
         """Check that it can be run.
