@@ -15,17 +15,17 @@ allocate while they run, copies, and what allocators keep. So items may hold
 and no more than 1.5 times what was charged at any time until half a second ago, and an eighth of the room: so that what
 comes of more in flight shows before still more is.
 
-Where a stage is kept to few items at once, what these take is little beside what is reserved for the many that wait: the
-proportion says nothing of the moment at which that stage may do more. So the same is asked once more of the items that are
-worked on alone. What is measured above what waiting items hold is set in proportion to what work on them needs, and no
-further work begins beyond
+Where a stage is kept to few items at once, what these take is little beside what is reserved for the many that wait:
+the proportion says nothing of the moment at which that stage may do more. So the same is asked once more of the items
+that are worked on alone. What is measured above what waiting items hold is set in proportion to what work on them
+needs, and no further work begins beyond
 
     (0.87 limit - least rest - what waiting items hold) / proportion
 
 or beyond 1.5 times what was needed until half a second ago, and an eighth of the room.
 
-Past 0.9 of the limit, or where the next tenth of a second would bring it there, nothing goes on but what order waits for,
-until memory has fallen below 0.85.
+Past 0.9 of the limit, or where the next tenth of a second would bring it there, nothing goes on but what order waits
+for, until memory has fallen below 0.85.
 
 It looks ten times a second while memory is near the limit, is moving, or may soon hold items back; else after half of
 the time in which memory would be full if it grew by a whole limit a second, and at least twice a second. Near the limit
@@ -321,7 +321,8 @@ class Brakable(Protocol):
     def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
 
-        `working_bytes` is the most that work on items may need when it begins on one more. With 0 no worker process is started either, but for a stage that has none.
+        `working_bytes` is the most that work on items may need when it begins on one more. With 0 no worker process is
+        started either, but for a stage that has none.
         """
         ...
 

@@ -220,7 +220,7 @@ class Engine:
     def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
 
-        `working_bytes` is the most that work on items may need when it begins on one more. With 0 no worker process is started either, but for a stage that has none.
+        Work begins while all of it needs no more than `working_bytes`. At 0 no process starts, but the first of a stage.
         """
         with self.scheduler.lock:
             self._most_bytes, self.context.ledger.work_budget = in_flight_bytes, working_bytes
