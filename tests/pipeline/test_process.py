@@ -947,14 +947,27 @@ def test_a_program_that_forgets_to_close_ends_silently() -> None:
 
 def test_in_a_fork_the_pool_is_dead() -> None:
     done = script("""
-        import os, sys
+        import os, sys, threading
         from intune.pipeline.process import ProcessPool
         from intune import _errors
         pool = ProcessPool("s", lambda x: x)
         pool.resize(1)
         pool.call(1)
+        held, forked = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with pool._changed:
+                held.set()
+                forked.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait()
         child = os.fork()
-        if not child:
+        if child:
+            forked.set()
+            holder.join()
+        else:
             for use in (lambda: pool.call(1), lambda: pool.resize(2)):
                 try:
                     use()

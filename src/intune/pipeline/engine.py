@@ -220,7 +220,7 @@ class Engine:
     def hold_back(self, in_flight_bytes: int | None, working_bytes: int | None) -> None:
         """Let items in flight hold no more than this, whatever the allocation says; None = no such limit.
 
-        Work begins while all of it needs no more than `working_bytes`. At 0 no process starts, but the first of a stage.
+        Work begins while all of it needs at most `working_bytes`. At 0 no process starts but the first of a stage.
         """
         with self.scheduler.lock:
             self._most_bytes, self.context.ledger.work_budget = in_flight_bytes, working_bytes
@@ -465,9 +465,9 @@ class Engine:
         """Ask for the processes that are wanted; without the lock, as pools tell of changes at once."""
         with self._resizing:
             for stage in self.live:
-                if stage.pool is not None and not self._closed and self._asked.get(stage.number) != stage.processes:
-                    self._asked[stage.number] = stage.processes
-                    stage.pool.resize(stage.processes)
+                if stage.pool is not None and not self._closed and self._asked.get(stage.number) != stage.ordered:
+                    self._asked[stage.number] = stage.ordered
+                    stage.pool.resize(stage.ordered)
 
     def _note_skips(self, stage: str, origin: str, failures: tuple[Failure, ...]) -> None:
         for failure in failures:

@@ -155,8 +155,9 @@ class ProcessPool:
         """
         if n < 0:
             raise AllocationError(f"stage {self._stage!r}: {n} processes were asked for; 0 (pause) is the least")
+        self._check_owner()
         with self._changed:
-            self._check_usable()
+            self._check_open()
             if n > self._wanted:
                 self._failure, self._failed_starts, self._deaths, self._not_before = None, 0, 0, 0.0
             self._wanted = n
@@ -184,6 +185,7 @@ class ProcessPool:
             WorkerDiedError: If workers died of this item more than `retries` times.
             BaseException: What the function raised, with its traceback as a note.
         """
+        self._check_owner()
         packed = self._pack(args)
         died: list[str] = []
         while len(died) <= self._retries:
@@ -202,7 +204,7 @@ class ProcessPool:
                 self._give_back(worker)
                 return answer.open(self._stage)
         with self._changed:
-            self._check_usable()
+            self._check_open()
         raise WorkerDiedError(
             f"stage {self._stage!r}: worker {', then '.join(died)} while it worked on an item. "
             f"{_HINT if any('SIGKILL' in how for how in died) else ''}Memory: {self._describe_memory()}"
@@ -255,12 +257,15 @@ class ProcessPool:
         with self._changed:
             return self._close_by is not None
 
-    def _check_usable(self) -> None:
+    def _check_owner(self) -> None:
+        """Without the lock: another thread may have held it when the process was forked, and never lets go of the copy."""
         if os.getpid() != self._owner:
             raise LoaderError(
                 f"stage {self._stage!r}: this process is a fork of the one that made the loader, and its copy is dead; "
                 "make a loader here"
             )
+
+    def _check_open(self) -> None:
         if self._close_by is not None:
             raise LoaderError(f"stage {self._stage!r}: the loader is closed")
 
@@ -276,7 +281,7 @@ class ProcessPool:
     def _borrow(self) -> Worker:
         with self._changed:
             while True:
-                self._check_usable()
+                self._check_open()
                 while self._free:
                     worker = self._free.pop()
                     if not worker.hears(0):

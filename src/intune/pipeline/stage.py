@@ -210,6 +210,7 @@ class LiveStage:
         concurrency: Limit in force; None = open; 0 = paused by the user.
         cap: The most items that it may run now.
         processes: Worker processes wanted.
+        ordered: Those that its pool is asked for: more and more, as long as there is memory for them.
         running: Items in hand.
         crowd: How many it worked on at once while it did the item that is being booked, on average.
         pool: Its processes, for a process stage.
@@ -233,6 +234,7 @@ class LiveStage:
     concurrency: int | None = None
     cap: int = 1
     processes: int = 0
+    ordered: int = 0
     running: int = 0
     crowd: float = 1.0
     pool: Pool | None = None
@@ -285,9 +287,9 @@ class LiveStage:
                 wanted = min(wanted, self.most_processes)
             if self.frozen:
                 wanted = min(wanted, max(1, self.pool.live))
-            elif self.room is not None:
-                wanted = min(wanted, self.pool.live + max(self.pool.starting, self._starts(self.room)))
-            self.processes = wanted
+            self.processes = self.ordered = wanted
+            if self.room is not None:
+                self.ordered = min(wanted, self.pool.live + max(self.pool.starting, self._starts(self.room)))
             # A pool that cannot start its processes says why to whoever calls it.
             wanted = min(wanted, self.pool.live if not self.pool.failed else max(1, self.pool.live))
         if self.wants_alone:
