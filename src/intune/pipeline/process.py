@@ -258,7 +258,7 @@ class ProcessPool:
             return self._close_by is not None
 
     def _check_owner(self) -> None:
-        """Without the lock: another thread may have held it when the process was forked, and never lets go of the copy."""
+        """Without the lock: another thread may have held it at the fork, and never lets go of the copy."""
         if os.getpid() != self._owner:
             raise LoaderError(
                 f"stage {self._stage!r}: this process is a fork of the one that made the loader, and its copy is dead; "
