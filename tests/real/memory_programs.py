@@ -108,6 +108,59 @@ def opened(choices: dict[str, Any]) -> Any:
         return {"ids": [item_of(item) for item in loader]}
 
 
+def growing(choices: dict[str, Any]) -> Any:
+    """A training loop that takes 20 MiB more with each of its first steps, as optimizers and tables do."""
+    held, found = [], []
+    with thread_loader(choices["items"], 40) as loader:
+        for item in loader:
+            found.append(item_of(item))
+            if len(held) < choices["steps"]:
+                held.append(made(20 * MIB, 0))
+                time.sleep(0.05)  # a step
+    return {"ids": found, "held": len(held)}
+
+
+def address_space(choices: dict[str, Any]) -> Any:
+    """Its address space may grow by so much. 64 threads would take 1.5 GiB for items, and more for themselves."""
+    limit = psutil.Process().memory_info().vms + choices["room"]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    clock = EmulatedClock(SystemClock())
+    pool = TokenPool(64, clock)
+
+    def make(item: int) -> np.ndarray:
+        scratch = made(16 * MIB, item)
+        out = made(8 * MIB, item)
+        pool.work(0.5)
+        del scratch
+        return out
+
+    pipe = intune.from_iterable(range(choices["items"])).map(make, name="make")
+    with build_loader(pipe, LoaderOptions(tuner="shared", cpus=64), clock=clock) as loader:
+        found = [item_of(item) for item in loader]
+        snapshot = loader.stats().window
+        assert snapshot is not None
+        return {"ids": found, "limits": [use.limit_from for use in snapshot.machine.memory]}
+
+
+def killed_worker(choices: dict[str, Any]) -> Any:
+    """One item takes, the first time, all memory there is, in a worker process."""
+
+    def work(item: int) -> int:
+        if item == 20 and not os.path.exists(choices["marker"]):
+            with open(choices["marker"], "w"):
+                pass
+            taken = []
+            while True:
+                taken.append(made(16 * MIB, item))
+        return item
+
+    with intune.from_iterable(range(60)).map(work, name="work", executor="process").loader(cpus=3) as loader:
+        found = list(loader)
+        loader._control._controller.step()  # by then all that happened is in the journal
+        seen = [event for line in loader.journal for event in line["seen"].get("events", [])]
+        return {"ids": found, "died": [event["detail"] for event in seen if event["kind"] == "worker_died"]}
+
+
 def lowered(choices: dict[str, Any]) -> Any:
     """Tells of each tenth item: the nearest limit, and what may be in flight; goes on until it is told to stop."""
     told = threading.Event()
@@ -436,6 +489,9 @@ NAMES = (
     threads,
     lowered,
     opened,
+    growing,
+    address_space,
+    killed_worker,
     windows,
     paused,
     bursts,

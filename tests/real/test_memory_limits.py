@@ -45,6 +45,35 @@ def test_a_stage_that_was_kept_to_few_at_once_may_suddenly_do_many(group: Memory
     assert group.peak_bytes < 0.95 * limit
 
 
+def test_a_training_loop_that_grows_takes_its_memory_from_the_loader(group: MemoryGroup) -> None:
+    """The items alone would take 730 MiB; the loop grows by 400 within its first steps."""
+    limit = group.start("growing", items=800, steps=20) + 800 * MIB
+    assert group.limit(limit)
+    group.go()
+    found = group.end()
+    assert (found["ids"], found["held"]) == (list(range(800)), 20)
+    assert group.peak_bytes < limit
+
+
+def test_a_limit_of_the_address_space(group: MemoryGroup) -> None:
+    """The group has none: an allocation beyond would be a MemoryError."""
+    group.start("address_space", items=240, room=2560 * MIB)
+    group.go()
+    found = group.end()
+    assert found["ids"] == list(range(240))
+    assert "RLIMIT_AS" in found["limits"]
+
+
+def test_a_worker_that_the_kernel_kills_is_replaced_and_its_item_done_again(group: MemoryGroup, tmp_path: Path) -> None:
+    limit = group.start("killed_worker", marker=str(tmp_path / "tried")) + 400 * MIB
+    assert group.limit(limit)
+    group.go()
+    found = group.end(kills=1)
+    assert found["ids"] == list(range(60))
+    assert len(found["died"]) == 1
+    assert "killed by SIGKILL; its item is done again by at most" in found["died"][0]
+
+
 def test_a_limit_that_is_lowered_while_running(group: MemoryGroup) -> None:
     """From 500 to 320 MiB beside what is there from the start, in steps: the kernel sets none below what is used.
 
