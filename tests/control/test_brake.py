@@ -113,8 +113,19 @@ class TestWhatMayBeInFlight:
         assert answer.working_bytes == int(1.5 * 900 + 8200 / 8)
         many = InFlight(4000, 4900, 4500, 400)
         for seconds in (2.0, 2.5):
-            answer = brake.observe(Reading(seconds, 10_000, 8000, many))
+            answer = brake.observe(Reading(seconds, 10_000, 6200, many))
         assert answer.working_bytes == int((8200 - 400) / ((2200 - 400) / (8200 / 8)))
+
+    def test_what_rises_beside_the_loader_may_go_on_to_rise(self) -> None:
+        """Items hold 1,000; all else takes 200 more each eighth of a second, and then no more."""
+        brake = Brake()
+        for step in range(9):
+            answer = brake.observe(reading(step * STEP, 10_000, 1500 + 200 * step, 1000, 1000))
+        rose = 200 * 4  # the least of the last half second against the least of the half before
+        assert answer.in_flight_bytes == int(1.5 * 1000 + (8200 - rose) / 8)
+        for step in range(9, 18):
+            answer = brake.observe(reading(step * STEP, 10_000, 3100, 1000, 1000))
+        assert answer.in_flight_bytes == int(1.5 * 1000 + 8200 / 8)
 
     def test_of_little_in_flight_nothing_is_learnt(self) -> None:
         """Something else took 300 while 1 was charged: not as if each byte took three hundred."""
@@ -126,7 +137,7 @@ class TestWhatMayBeInFlight:
     def test_what_was_charged_a_moment_ago_may_still_be_there(self) -> None:
         """Memory falls a second later than the charges do: that is not growth beside them."""
         readings = [(0.0, 10_000, 500, 0, 0), (1.0, 10_000, 4500, 4000, 4000)]
-        within = [*readings, (2.0, 10_000, 4500, 0, 0)]
+        within = [*readings, (2.0, 10_000, 4500, 0, 0), (2.125, 10_000, 500, 0, 0)]
         assert observed(*within) == int(1.5 * 4000 + 8200 / 8)
         later = [*readings, (2.125, 10_000, 4500, 0, 0), (2.25, 10_000, 500, 0, 0)]
         assert observed(*later) == int(8200 / (4000 / (8200 / 8)))

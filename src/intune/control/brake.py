@@ -24,6 +24,9 @@ needs, and no further work begins beyond
 
 or beyond 1.5 times what was needed until half a second ago, and an eighth of the room.
 
+By as much as `rest` has risen within half a second the room is taken to be smaller: what takes memory beside the
+loader, such as a trainer in its first steps, may go on to do so.
+
 Past 0.9 of the limit, or where the next tenth of a second would bring it there, nothing goes on but what order waits
 for, until memory has fallen below 0.85.
 
@@ -67,6 +70,7 @@ STEADY = 0.02
 REMEMBERED_SECONDS = 10.0
 LAG_SECONDS = 1.0
 RAMP_SECONDS = 0.5
+RISE_SECONDS = 0.5
 RAMP = 1.5
 FIRST_SHARE = 1 / 8
 
@@ -188,7 +192,7 @@ class Brake:
 
     def _most(self, now: Reading, base: int) -> tuple[int, int]:
         """Bytes that items may hold, and that work on them may need."""
-        room = level(BRAKE_PLANS, now.limit_bytes, base) - base - now.process_growth
+        room = level(BRAKE_PLANS, now.limit_bytes, base) - base - now.process_growth - self._rising(now.seconds)
         if room <= 0:
             return 0, 0
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
@@ -205,6 +209,12 @@ class Brake:
             int(min(room / max(1.0, of_all), RAMP * charged + enough)),
             int(min(left / max(1.0, of_work), RAMP * working + enough)),
         )
+
+    def _rising(self, seconds: float) -> int:
+        """By how much what nothing explains has risen within half a second, as a trainer does, and may go on to."""
+        rests = [(seconds - m.seconds, m.rest) for m in self._moments]
+        before = [rest for age, rest in rests if RISE_SECONDS < age <= 2 * RISE_SECONDS]
+        return max(0, min(rest for age, rest in rests if age <= RISE_SECONDS) - min(before)) if before else 0
 
     def _next_seconds(self, now: Reading, most: int) -> float:
         known = now.seconds - self._moments[0].seconds >= LAG_SECONDS
