@@ -57,7 +57,7 @@ def test_a_loader_says_what_came_of_a_change() -> None:
             window()
         window()
         said = re.search(
-            r"Last change, \d+ decisions ago: work .*; expected ([+-][0-9]+) %, got [+-][0-9]+ % \(\d+ steps in ",
+            r"Last change, \d+ decisions ago: work .*; estimated ([+-][0-9]+) %, got [+-][0-9]+ % \(\d+ steps in ",
             loader.explain(),
         )
         assert said is not None
