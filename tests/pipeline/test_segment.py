@@ -21,6 +21,7 @@ class Taken:
 
     full = False
     idle = True
+    starves = False
 
     def __init__(self) -> None:
         self.items, self.finished = list[Item](), 0
@@ -312,6 +313,26 @@ class TestSequence:
         sequence.finish()
         sequence.done(sequence.out[-1])
         assert ledger.charged == 0
+
+    def test_while_an_order_waits_for_bytes_nothing_before_it_takes_any(self) -> None:
+        sequence = self.make(BatchSequencer(2))
+        ledger = sequence.context.ledger
+        ledger.budget = 300
+        before = Segment(sequence.context, 1, 0, sequence, set())
+        for segment in (before, sequence.following):
+            for _ in range(3):
+                segment.forecast.add(1, 50)  # an order of two rows: 105 bytes
+        ledger.reserve(80, set())
+        self.give(sequence, 0, 2)  # holds 100
+        ledger.budget = 285
+        assert not sequence.starves
+        assert before.opens_memory((1,), before.forecast, 1)
+        ledger.budget = 284
+        assert sequence.starves
+        assert ledger.admits(before.forecast.bytes(1, 284))
+        assert not before.opens_memory((1,), before.forecast, 1)
+        sequence.out.clear()
+        assert before.opens_memory((1,), before.forecast, 1)
 
     def test_takes_nothing_while_orders_wait_to_begin(self) -> None:
         sequence = self.make(BatchSequencer(2))

@@ -95,6 +95,11 @@ class End(Protocol):
         """Whether nothing is left to do behind it."""
         ...
 
+    @property
+    def starves(self) -> bool:
+        """Whether an order waits behind it for bytes: nothing before it should take them."""
+        ...
+
     def accept(self, item: Item) -> None:
         """Take the next item."""
         ...
@@ -198,14 +203,15 @@ class Segment:
 
         `kept` is what will be kept beside it.
 
-        What order waits for is admitted in any case, but only once everything behind this segment has run dry:
-        before that, what goes on there gives bytes back. It waits only where the ledger has fewer bytes to spare than
-        it usually takes.
+        Nothing is while an order behind this segment waits for bytes: windows would be filled with what those that are
+        full need to be emptied. What order waits for is admitted in any case, but only once everything behind this
+        segment has run dry: before that, what goes on there gives bytes back. It waits only where the ledger has fewer
+        bytes to spare than it usually takes.
         """
         ledger = self.context.ledger
         if ledger.budget is None:
             return True
-        if ledger.admits(forecast.bytes(bound, ledger.budget) + kept):
+        if ledger.admits(forecast.bytes(bound, ledger.budget) + kept) and not self.end.starves:
             return forecast.known or self.expects(path)
         return self.expects(path) and self.end.idle and self._spares(int(bound * forecast.mean))
 
@@ -361,6 +367,7 @@ class Delivery:
 
     full = False
     short = False
+    starves = False
 
     def __init__(self, context: Context, drop: int, wake: Callable[[], None]) -> None:
         self.ready: deque[Item] = deque()
@@ -443,6 +450,14 @@ class Sequence:
     def idle(self) -> bool:
         """Whether no order waits, and nothing made of one is in hand."""
         return not self.out and self.following.idle
+
+    @property
+    def starves(self) -> bool:
+        """Whether its first order waits for bytes, or one behind it does."""
+        ledger, segment = self.context.ledger, self.following
+        if not self.out or ledger.budget is None:
+            return segment.end.starves
+        return segment.end.starves or not ledger.admits(segment.forecast.bytes(self.out[0].rows, ledger.budget))
 
     def accept(self, item: Item) -> None:
         """Take the next header."""
