@@ -33,6 +33,7 @@ from intune.control.brake import Brakes, BrakeThread
 from intune.control.explain import explain
 from intune.control.whole_run import WholeRun
 from intune.pipeline.chain import Pipeline
+from intune.pipeline.context import Context
 from intune.pipeline.engine import Engine, EngineOptions
 from intune.pipeline.impasse import Impasse
 from intune.pipeline.ledger import Ledger
@@ -40,7 +41,6 @@ from intune.pipeline.loader import Loader
 from intune.pipeline.options import LoaderOptions
 from intune.pipeline.process import ProcessPool
 from intune.pipeline.run import Share
-from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource, SequentialSource, Source
 from intune.tuners import make_tuner
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from intune._values import Allocation, Budget, MachineSnapshot
+from intune.pipeline.context import Context
 from intune.pipeline.engine import Engine, EngineOptions
 from intune.pipeline.ledger import Ledger
 from intune.pipeline.loader import Loader, LoaderIterator
 from intune.pipeline.run import EpochRun, Share
 from intune.pipeline.scheduler import Task
-from intune.pipeline.segment import Context
 
 from .chains import BadRowError, Chain, ids
 

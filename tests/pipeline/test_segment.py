@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from intune.pipeline.calls import Failure
+from intune.pipeline.context import Context
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge, Forecast, Ledger
-from intune.pipeline.segment import PAUSE_SHARE, Context, Delivery, Segment, Sequence
+from intune.pipeline.segment import PAUSE_SHARE, Delivery, Segment, Sequence
 from intune.pipeline.sequence import BatchSequencer, ReplayLog, Sequencer, ShuffleSequencer
 from intune.testing import ManualClock
 

@@ -15,11 +15,11 @@ from intune.metrics.windows import ConsumerCounters, consumer_snapshot, stage_sn
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.checks import check_allocation
+from intune.pipeline.context import Context
 from intune.pipeline.executors import PROBE_SECONDS, ExecutorTrial
 from intune.pipeline.item import Item
 from intune.pipeline.run import EpochRun, Position, Share
 from intune.pipeline.scheduler import Bell
-from intune.pipeline.segment import Context
 from intune.pipeline.source import BlockSource
 from intune.pipeline.stage import LiveStage, Pool, RemoteCall, planned
 from intune.pipeline.trials import Trials

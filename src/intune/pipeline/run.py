@@ -11,13 +11,14 @@ from intune._errors import MemoryLimitError
 from intune._words import size
 from intune.pipeline.calls import Failure
 from intune.pipeline.chain import Pipeline, Stage
+from intune.pipeline.context import Context
 from intune.pipeline.drawing import FlatMapNode, OrderNode, UnitNode
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge
 from intune.pipeline.nodes import CallNode, GatherNode, Node, Work
 from intune.pipeline.order import OnUneven, epoch_order, plan_rank, rank_range
 from intune.pipeline.samples import IndexNode, IterableNode
-from intune.pipeline.segment import Context, Delivery, Segment, Sequence
+from intune.pipeline.segment import Delivery, Segment, Sequence
 from intune.pipeline.sequence import BatchSequencer, Order, ReplayLog, Sequencer, ShuffleSequencer
 from intune.pipeline.source import BlockSource, IndexedSource, SequentialSource
 from intune.pipeline.stage import LiveStage

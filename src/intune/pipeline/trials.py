@@ -6,8 +6,8 @@ from typing import Protocol
 
 from intune._errors import IntuneError
 from intune._values import Event
+from intune.pipeline.context import Context
 from intune.pipeline.executors import Verdict
-from intune.pipeline.segment import Context
 from intune.pipeline.stage import LiveStage, Pool, Trial
 
 

@@ -20,13 +20,13 @@ from intune._errors import MemoryLimitError
 from intune._values import Allocation, Budget, Event, MachineSnapshot, MemoryUse, Snapshot, StageInfo
 from intune.control.brake import BrakeThread
 from intune.pipeline.chain import Pipeline
+from intune.pipeline.context import Context
 from intune.pipeline.engine import Engine, EngineOptions
 from intune.pipeline.impasse import Impasse
 from intune.pipeline.ledger import Ledger
 from intune.pipeline.run import EpochRun, Position, RunTask
 from intune.pipeline.scheduler import Scheduler
 from intune.pipeline.scheduler import Task as EngineTask
-from intune.pipeline.segment import Context
 from intune.sim.parts import SimClock, SimGather, SimPool, SimSource, blank_block
 from intune.sim.resources import LOCK_TURN_SECONDS, PARTS, Part, Resources, Task
 from intune.sim.scenario import LARGEST, Change, Scenario, SimStage
