@@ -57,12 +57,12 @@ def test_those_that_leave_hold_what_one_does() -> None:
     assert stage(pool).process_bytes == 300
 
 
-def test_a_frozen_stage_wants_no_more_processes_than_it_has_but_one() -> None:
+def test_without_room_a_stage_wants_no_more_processes_than_it_has_but_one() -> None:
     pool = Counted(3, ProcessSizes())
     work = stage(pool, 8)
     wanted = []
-    for frozen, live in ((False, 3), (True, 3), (True, 2), (True, 0), (False, 0)):
-        work.frozen, pool.live = frozen, live
+    for room, live in ((None, 3), (0, 3), (0, 2), (0, 0), (None, 0)):
+        work.room, pool.live = room, live
         work.refresh(8, 1)
         wanted.append(work.processes)
     assert wanted == [8, 3, 2, 1, 8]

@@ -123,18 +123,28 @@ class Braking:
 
 
 class _Moment(NamedTuple):
-    seconds: float
-    rest: int
-    """Memory that neither items in flight nor worker processes explain."""
-    processes: int
-    growth: int
-    """What these will hold beside that: they may do so already, as they are looked at less often."""
-    memory: int
-    flight: InFlight
+    read: Reading
     charged: int
     """The most that was charged within the last second."""
     working: int
     """The most that work on items needed, within the last second."""
+
+    @property
+    def seconds(self) -> float:
+        return self.read.seconds
+
+    @property
+    def rest(self) -> int:
+        """Memory that neither items in flight nor worker processes explain."""
+        return self.read.memory_bytes - self.read.flight.held_bytes - self.read.process_bytes
+
+    @property
+    def above_processes(self) -> int:
+        """Memory beside that of worker processes, and of what they will hold.
+
+        They may hold that already, as they are looked at less often.
+        """
+        return self.read.memory_bytes - self.read.process_bytes - self.read.process_growth
 
 
 class Brake:
@@ -170,18 +180,15 @@ class Brake:
 
     def observe(self, now: Reading) -> Braking:
         """Decide by a reading and those before it."""
-        rest = now.memory_bytes - now.flight.held_bytes - now.process_bytes
         # What was charged is freed later than it is discharged, by functions and by allocators.
-        lately = [now.flight, *(m.flight for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS)]
+        lately = [now.flight, *(m.read.flight for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS)]
         charged = max(each.charged_bytes for each in lately)
         working = max(each.working_bytes for each in lately)
-        of_processes = now.process_bytes, now.process_growth
-        moment = _Moment(now.seconds, rest, *of_processes, now.memory_bytes, now.flight, charged, working)
-        self._moments.append(moment)
+        self._moments.append(_Moment(now, charged, working))
         while now.seconds - self._moments[0].seconds > REMEMBERED_SECONDS:
             self._moments.popleft()
         base = _base(self._moments)
-        rise = now.memory_bytes - self._moments[-2].memory if len(self._moments) > 1 else 0
+        rise = now.memory_bytes - self._moments[-2].read.memory_bytes if len(self._moments) > 1 else 0
         if now.memory_bytes + max(0, rise) > level(HARD, now.limit_bytes, base):
             self._holding = True
         elif now.memory_bytes < level(RELAXED, now.limit_bytes, base):
@@ -198,10 +205,10 @@ class Brake:
         # Of little in flight nothing can be learnt: what is measured beside it is the noise of everything else.
         enough = FIRST_SHARE * room
         least = base - now.process_bytes
-        above = [(m, m.memory - m.processes - m.growth - least) for m in self._moments]
+        above = [(m, m.above_processes - least) for m in self._moments]
         of_all = max(size / max(m.charged, enough) for m, size in above)
-        of_work = max((size - m.flight.waiting_bytes) / max(m.working, enough) for m, size in above)
-        seen = [m.flight for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS]
+        of_work = max((size - m.read.flight.waiting_bytes) / max(m.working, enough) for m, size in above)
+        seen = [m.read.flight for m in self._moments if now.seconds - m.seconds >= RAMP_SECONDS]
         charged = max((each.charged_bytes for each in seen), default=0)
         working = max((each.working_bytes for each in seen), default=0)
         left = max(0.0, room - now.flight.waiting_bytes)
@@ -218,7 +225,7 @@ class Brake:
 
     def _next_seconds(self, now: Reading, most: int) -> float:
         known = now.seconds - self._moments[0].seconds >= LAG_SECONDS
-        least = min(m.memory for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS + SECONDS_MOST)
+        least = min(m.read.memory_bytes for m in self._moments if now.seconds - m.seconds <= LAG_SECONDS + SECONDS_MOST)
         steady = known and now.memory_bytes - least <= STEADY * now.limit_bytes
         if not steady or 2 * now.flight.charged_bytes > most:
             return SECONDS
@@ -240,7 +247,7 @@ class Brake:
 
 def _base(moments: Sequence[_Moment], process_bytes: int | None = None) -> int:
     """What would remain without items, by what was seen up to the last moment; processes as then, if not said."""
-    processes = moments[-1].processes if process_bytes is None else process_bytes
+    processes = moments[-1].read.process_bytes if process_bytes is None else process_bytes
     return max(0, min(moment.rest for moment in moments) + processes)
 
 

@@ -226,7 +226,7 @@ class Engine:
             self._most_bytes, self.context.ledger.work_budget = in_flight_bytes, working_bytes
             self._limit_bytes()
             for stage in self.live:
-                stage.frozen, stage.room = in_flight_bytes == 0, in_flight_bytes
+                stage.room = in_flight_bytes
             self._refresh()
             self.scheduler.dispatch()
         self.resize_pools()

@@ -7,6 +7,7 @@ without it.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from intune.pipeline.blocks import block_rows
@@ -129,14 +130,15 @@ class CallNode(Node):
             return True, True, room, False
         item = self._heap[0][1]
         self._needed = self._needs(item)
-        return True, True, room, self.segment.opens_further(item, self._needed, self._behind(item))
+        behind = (other for _, other in islice(self._heap, 1, None))
+        return True, True, room, self.segment.opens_further(item, self._needed, behind)
 
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""
         item = heapq.heappop(self._heap)[1]
         self.context.ledger.work_on(item.charge, self._needed)
         if self.context.ledger.budget is not None:
-            self.segment.goes_further(item, self._needed, self._behind(item))
+            self.segment.goes_further(item, self._needed, self._last_first())
         self.stage.counters.items_in += item.count
         keys = item.keys if item.keys is not None else item.path
 
@@ -147,11 +149,10 @@ class CallNode(Node):
 
         return Work(work, lambda result: self._finish(item, *result), lambda error: self._broke(item, error))
 
-    def _behind(self, first: Item) -> Iterator[Item]:
-        """Items that wait behind the first one, the last first; costs nothing if nobody asks for one."""
+    def _last_first(self) -> Iterator[Item]:
+        """Items that wait, the last first; they are sorted only when one is asked for."""
         for _, item in sorted(self._heap, reverse=True):
-            if item is not first:
-                yield item
+            yield item
 
     def _finish(self, item: Item, output: Output, wall: float, cpu: float, sizes: Footprint) -> None:
         self._book(item.count, wall, cpu)

@@ -244,14 +244,18 @@ class ProcessPool:
     def _surplus(self) -> int:
         return len(self._free) + len(self._busy) - self._wanted
 
-    def _missing(self) -> int:
-        """Workers to be started yet; negative: so many of those that are being started are not wanted any more."""
-        return -self._surplus() - sum(not worker.cancelled for worker in self._starting)
+    def _coming(self) -> list[Worker]:
+        return [worker for worker in self._starting if not worker.cancelled]
 
     def _cancel_surplus(self) -> None:
-        coming = [worker for worker in self._starting if not worker.cancelled]
-        for worker in coming[max(0, -self._surplus()) :]:
+        for worker in self._coming()[max(0, -self._surplus()) :]:
             worker.cancel()
+
+    def _wants_start(self) -> bool:
+        """Whether one more is to be started, once there may be a next start: as many at once as have done an item."""
+        if self._close_by is not None or self._failure is not None or self._surplus() + len(self._coming()) >= 0:
+            return False
+        return len(self._starting) < max(1, sum(worker.done for worker in (*self._free, *self._busy)))
 
     def _is_closing(self) -> bool:
         with self._changed:
@@ -368,7 +372,7 @@ class ProcessPool:
         poll.register(self._bell, select.POLLIN)
         with self._changed:
             until = min([until, *self._leaving.values()])
-            if self._missing() > 0 and len(self._starting) < self._at_once() and self._failure is None:
+            if self._wants_start():
                 until = min(until, self._not_before)
             if self._close_by is not None:
                 until = min(until, self._close_by)
@@ -421,15 +425,9 @@ class ProcessPool:
             for worker in ended:
                 del self._leaving[worker]
 
-    def _at_once(self) -> int:
-        """The most that may be started at the same time."""
-        return max(1, sum(worker.done for worker in (*self._free, *self._busy)))
-
     def _may_start(self, now: float) -> bool:
         with self._changed:
-            if self._close_by is not None or self._failure is not None or now < self._not_before:
-                return False
-            return self._missing() > 0 and len(self._starting) < self._at_once()
+            return now >= self._not_before and self._wants_start()
 
     def _start_one(self, now: float) -> None:
         try:

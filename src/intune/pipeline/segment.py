@@ -185,9 +185,9 @@ class Segment:
         if ledger.budget is None or not item.bound:
             return
         ledger.raise_to(item.charge, max(here, item.forecast.bytes(item.bound, ledger.budget)))
+        if not ledger.debt:
+            return  # nobody is asked for, which may cost sorting them
         for other in behind:
-            if not ledger.debt:
-                return
             ledger.lower_by(other.charge, ledger.debt)
 
     def begin(self, path: Path, position: int, forecast: Forecast, bound: int, origin: Callable[[], str]) -> Item:

@@ -224,8 +224,8 @@ class LiveStage:
         sample_seconds: Recent wall seconds a sample, for the length of runs.
         sizes: What its processes hold, as last measured.
         resident: Mean bytes of those that had done an item, as last measured; None = none ever had.
-        frozen: No process is started, as memory runs out; one may always live.
-        room: Bytes that items in flight may hold, of which processes that start take some; None = no limit.
+        room: Bytes that items in flight may hold, of which processes that start take some; None = no limit. At 0, as
+            memory runs out, none is started; one may always live.
     """
 
     info: StageInfo
@@ -247,7 +247,6 @@ class LiveStage:
     sample_seconds: float | None = None
     sizes: ProcessSizes = field(default_factory=ProcessSizes)
     resident: int | None = None
-    frozen: bool = False
     room: int | None = None
     largest_cap: int = 0
     counters: StageCounters = field(default_factory=StageCounters)
@@ -285,7 +284,7 @@ class LiveStage:
         if self.pool is not None:
             if self.most_processes is not None:
                 wanted = min(wanted, self.most_processes)
-            if self.frozen:
+            if self.room == 0:
                 wanted = min(wanted, max(1, self.pool.live))
             self.processes = self.ordered = wanted
             if self.room is not None:
