@@ -26,7 +26,7 @@ from intune._machine import MemoryMeter, System
 from intune.control import brake
 from intune.pipeline.options import LoaderOptions
 from intune.testing import EmulatedClock, TokenPool
-from intune.tuners import RandomMoves
+from intune.tuners import RandomMoves, Shared, Static
 
 MIB = 2**20
 
@@ -80,18 +80,15 @@ class LowAtFirst:
     """Lets `make` do few items at once for so many decisions; then all stages are open."""
 
     def __init__(self, low: int, decisions: int) -> None:
-        self._low, self._left = low, decisions
+        self._low, self._left = Static({"make": low}), decisions
 
     def propose(self, snapshot: Any, budget: Any) -> Allocation:
         self._left -= 1
-        concurrency: dict[str, int | None] = {stage.name: None for stage in snapshot.stages}
-        if self._left >= 0:
-            concurrency["make"] = self._low
-        return Allocation(concurrency, budget.cpus)
+        return (self._low if self._left >= 0 else Shared()).propose(snapshot, budget)
 
 
-def opened(choices: dict[str, Any]) -> Any:
-    """A stage that takes three times what it gives: few items at once at first, then as many as there is memory for."""
+def heavy_loader(items: int, tuner: Any) -> Any:
+    """A stage, "make", that takes three times what it gives; 64 items at once would take 1.5 GiB."""
     clock = EmulatedClock(SystemClock())
     pool = TokenPool(64, clock)
 
@@ -102,9 +99,13 @@ def opened(choices: dict[str, Any]) -> Any:
         del scratch
         return out
 
-    pipe = intune.from_iterable(range(choices["items"])).map(make, name="make")
-    tuner = LowAtFirst(choices["low"], decisions=7)
-    with build_loader(pipe, LoaderOptions(tuner=tuner, cpus=64), clock=clock) as loader:
+    pipe = intune.from_iterable(range(items)).map(make, name="make")
+    return build_loader(pipe, LoaderOptions(tuner=tuner, cpus=64), clock=clock)
+
+
+def opened(choices: dict[str, Any]) -> Any:
+    """Few items at once at first, then as many as there is memory for."""
+    with heavy_loader(choices["items"], LowAtFirst(choices["low"], decisions=7)) as loader:
         return {"ids": [item_of(item) for item in loader]}
 
 
@@ -121,21 +122,10 @@ def growing(choices: dict[str, Any]) -> Any:
 
 
 def address_space(choices: dict[str, Any]) -> Any:
-    """Its address space may grow by so much. 64 threads would take 1.5 GiB for items, and more for themselves."""
+    """Its address space may grow by so much; threads take some for themselves."""
     limit = psutil.Process().memory_info().vms + choices["room"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    clock = EmulatedClock(SystemClock())
-    pool = TokenPool(64, clock)
-
-    def make(item: int) -> np.ndarray:
-        scratch = made(16 * MIB, item)
-        out = made(8 * MIB, item)
-        pool.work(0.5)
-        del scratch
-        return out
-
-    pipe = intune.from_iterable(range(choices["items"])).map(make, name="make")
-    with build_loader(pipe, LoaderOptions(tuner="shared", cpus=64), clock=clock) as loader:
+    with heavy_loader(choices["items"], "shared") as loader:
         found = [item_of(item) for item in loader]
         snapshot = loader.stats().window
         assert snapshot is not None

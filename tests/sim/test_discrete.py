@@ -8,11 +8,13 @@ from unittest import mock
 
 import pytest
 
-from intune._values import Allocation, Budget, Snapshot, Tuner
+from intune._values import Allocation, Snapshot, Tuner
 from intune.sim import Change, Scenario, SimMachine, SimStage, SimTrainer, discrete, play, scenario
 from intune.sim.discrete import OutOfMemory, Simulation
 from intune.testing import check_workload
 from intune.tuners import Even, RandomMoves, Shared, Static
+
+from .handed_over import HandedOver
 
 READ = SimStage("read", "source")
 PROCESS = SimStage("work", executor="process", lock_seconds=0.1, resident_bytes=100e6)
@@ -40,17 +42,6 @@ def run(drawn: Scenario, seconds: float, allocation: dict[str, int | None] | Non
     for _ in range(round(seconds)):
         simulation.advance(1.0)
     return simulation
-
-
-class LowAtFirst:
-    """Keeps stages low for so many decisions, and then leaves all open."""
-
-    def __init__(self, low: dict[str, int], decisions: int) -> None:
-        self._low, self._left = Static(low), decisions
-
-    def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
-        self._left -= 1
-        return (self._low if self._left >= 0 else Shared()).propose(snapshot, budget)
 
 
 def rate(drawn: Scenario, tuner: Tuner | None = None, decisions: int = 12, first: int = 4) -> float:
@@ -368,7 +359,7 @@ class TestMemory:
         stages.insert(place, heavy)
         drawn = one(*stages, cpus=64, machine=SimMachine(cpus=64, memory_bytes=1.5e9))
         for decisions in (3, 6):
-            trace = play(drawn, LowAtFirst({"heavy": low}, decisions), decisions + 6)
+            trace = play(drawn, HandedOver({"heavy": low}, decisions, Shared()), decisions + 6)
             assert trace.died is None
             assert trace.peak_bytes <= 0.95 * 1.5e9
 

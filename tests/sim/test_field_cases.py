@@ -12,25 +12,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from intune._values import Allocation, Budget, Snapshot, Tuner
+from intune._values import Tuner
 from intune.sim import Change, Scenario, SimMachine, SimStage, SimTrainer
 from intune.sim.play import Interval, Trace, play
 from intune.sim.scenario import Executor
 from intune.tuners import Model, Shared, Static
 
+from .handed_over import HandedOver
+
 EXECUTORS: tuple[Executor, ...] = ("thread", "process")
 FEED = SimStage("feed", "source", cpu_seconds=1e-5)
-
-
-class HandedOver:
-    """Proposes what it is told at first; then another tuner, which has seen nothing, meets what is in force."""
-
-    def __init__(self, first: Mapping[str, int], decisions: int, then: Tuner) -> None:
-        self._first, self._left, self._then = Static(first), decisions, then
-
-    def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
-        self._left -= 1
-        return (self._first if self._left >= 0 else self._then).propose(snapshot, budget)
 
 
 def best_split(seconds: Sequence[float], workers: int) -> float:
