@@ -122,6 +122,9 @@ class TestMemory:
         for order in found:
             gather.prepare(order)
             gather(order)
+            assert order.window is not None
+            for each in order.window.give_back(order.window.data.taken().let_go):
+                each.payload = None
         assert {order.window.rows for order in found if order.window is not None} == {6250}
         assert [each.payload is None for each in tokens] == [True, True, False]
         assert pa.total_allocated_bytes() - before <= held * 1.1

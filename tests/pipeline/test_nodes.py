@@ -5,23 +5,11 @@ import random
 import pytest
 
 import intune
-from intune.pipeline.chain import Pipeline
 from intune.pipeline.item import Item
 from intune.pipeline.nodes import CallNode, Work
 
-from .chains import Chain
+from .chains import Given
 from .harness import Settings, Stepped
-
-
-class Given(Chain):
-    """A pipeline that is there already."""
-
-    def __init__(self, pipe: Pipeline) -> None:
-        super().__init__(pipe.source)
-        self._pipe = pipe
-
-    def pipeline(self) -> Pipeline:
-        return self._pipe
 
 
 @pytest.mark.parametrize("memory", [None, 2**30])

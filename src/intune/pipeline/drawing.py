@@ -325,7 +325,7 @@ class OrderNode(DrawNode):
         self._before, self._gather, self._runs = before, gather, RunLength(stages)
         self._orders: dict[Drawing, Order] = {}
         self.forecast = segment.forecast
-        before.on_orders = self._came
+        before.on_orders, before.wanted = self._came, self._wanted
 
     def waiting(self) -> list[Item]:
         """Items that waiting orders refer to."""
@@ -334,6 +334,10 @@ class OrderNode(DrawNode):
     def _came(self, orders: list[Order]) -> None:
         for order in orders:
             self._gather.prepare(order)
+
+    def _wanted(self) -> int:
+        choice = self._choose()
+        return 0 if choice is None else self._bound(choice if isinstance(choice, Drawing) else None)
 
     def _next_parent(self) -> Path | None:
         return (self._before.out[0].emission,) if self._before.out else None
@@ -369,6 +373,12 @@ class OrderNode(DrawNode):
         assert order.window is not None
         source_rows = float(order.window.data.source_rows) * (stop - start) / order.window.rows
         return Child(samples, keys, len(samples), size_of(samples, keys), source_rows, stop == order.rows)
+
+    def _finish(self, drawing: Drawing, item: Item, child: Child, wall: float, cpu: float) -> None:
+        window = self._orders[drawing].window
+        assert window is not None
+        self._before.taken(window)  # before those that drew the same samples are charged for them
+        super()._finish(drawing, item, child, wall, cpu)
 
     def _closed(self, drawing: Drawing) -> None:
         self._before.done(self._orders.pop(drawing))

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,23 @@ _ROWS_A_PIECE = 256
 """With fewer rows taken from each piece than this, putting the pieces together first is cheaper."""
 
 
+class Taken(NamedTuple):
+    """What became of a window's pieces since that was asked for last.
+
+    Attributes:
+        let_go: Places of the pieces that are not needed any more.
+        copy: What they were put together to, just now; None = nothing was.
+    """
+
+    let_go: list[int]
+    copy: Any
+
+
 class WindowData:
     """A window's rows as workers need them, its pieces put together where that pays.
 
-    Where they are not, `_piece_of` says in which piece a place's row is, and `_permutation` which row of it.
+    Where they are not, `_piece_of` says in which piece a place's row is, and `_permutation` which row of it. Samples
+    are let go of as they are drawn, so each place may be drawn once.
     """
 
     def __init__(self, window: Window, flow: Flow, emit: int) -> None:
@@ -35,6 +48,9 @@ class WindowData:
         self._permutation: Any = None
         self._pieces: list[Any] = []
         self._piece_of: Any = None
+        self._left: Any = None
+        self._let_go: list[int] = []
+        self._copy: Any = None
         self.source_rows = source_rows(window.pieces)
 
     def take(self, start: int, stop: int) -> Any:
@@ -44,17 +60,38 @@ class WindowData:
                 self._prepare()
         chosen = self._permutation[start:stop]
         if self._flow == "sample":
-            samples = self._pieces
-            return [samples[row] for row in chosen.tolist()]
+            return self._draw(chosen.tolist(), self._piece_of[start:stop])
         if self._piece_of is None:
             return block_take(self._pieces[0], chosen)
         return gather_arrays(self._pieces, self._piece_of[start:stop], chosen)
+
+    def taken(self) -> Taken:
+        """What became of its pieces since it was asked last."""
+        with self._lock:
+            taken = Taken(self._let_go, self._copy)
+            self._let_go, self._copy = [], None
+        return taken
+
+    def _draw(self, rows: list[int], piece_of: Any) -> list[Any]:
+        samples = [self._pieces[row] for row in rows]
+        for row in rows:
+            self._pieces[row] = None
+        pieces, counts = np.unique(piece_of, return_counts=True)
+        with self._lock:
+            self._left[pieces] -= counts
+            self._let_go += pieces[self._left[pieces] == 0].tolist()
+        return samples
 
     def _prepare(self) -> None:
         pieces = [cut(piece, self._flow) for piece in self._window.pieces]
         permutation = self._window.permutation()
         if self._flow == "sample":
             self._pieces = [sample for piece in pieces for sample in piece]
+            self._left = np.array([len(piece) for piece in pieces])
+            self._piece_of = np.repeat(np.arange(len(pieces), dtype=np.uint32), self._left)[permutation]
+            for place in self._whole():
+                # Emptied, not dropped: by its address it is charged, which another one might get.
+                self._window.pieces[place].token.payload.clear()
         elif isinstance(pieces[0], dict) and 1 < len(pieces) <= self._emit // _ROWS_A_PIECE:
             sizes = [block_rows(piece) for piece in pieces]
             kind = np.uint16 if len(pieces) <= 1 << 16 else np.uint32
@@ -65,14 +102,13 @@ class WindowData:
             # Arrow's take of a chunked column costs several times that of one array, for strings above all.
             self._pieces = [block_concat(pieces)]
             if len(pieces) > 1:
-                self._let_go()
+                self._copy, self._let_go = self._pieces[0], self._whole()
         self._permutation = permutation
 
-    def _let_go(self) -> None:
-        """Drop what was copied, but for what the next window needs too: two copies were never paid for."""
-        for token, start, stop in self._window.pieces:
-            if (start, stop) == (0, token.rows):
-                token.payload = None
+    def _whole(self) -> list[int]:
+        """Places of the pieces of which no other window needs a part."""
+        pieces = enumerate(self._window.pieces)
+        return [place for place, (token, start, stop) in pieces if (start, stop) == (0, token.rows)]
 
 
 def source_rows(pieces: Sequence[Piece]) -> float:

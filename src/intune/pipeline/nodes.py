@@ -223,7 +223,7 @@ class GatherNode(Node):
     def __init__(self, stage: LiveStage, segment: Segment, before: Sequence, gather: Gather, gives: Flow) -> None:
         super().__init__(stage, segment)
         self._before, self._gather, self._gives = before, gather, gives
-        before.on_orders = self._came
+        before.on_orders, before.wanted = self._came, lambda: self.orders[0].rows if self.orders else 0
 
     @property
     def orders(self) -> deque[Order]:
@@ -282,6 +282,8 @@ class GatherNode(Node):
         item.payload, item.keys, item.rows = payload, keys, order.rows
         item.source_rows = self._source_rows(order)
         self.context.ledger.true_up(item.charge, sizes)
+        if order.window is not None:
+            self._before.taken(order.window)
         item.held(item.charge.actual)
         self._done(order)
         self._book(1, wall, cpu)

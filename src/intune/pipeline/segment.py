@@ -6,13 +6,14 @@ All methods are called with the scheduler's lock held.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from intune.pipeline.calls import Failure
 from intune.pipeline.context import Context
+from intune.pipeline.footprint import footprint
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge, Forecast
-from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer
+from intune.pipeline.sequence import Order, Path, ReplayLog, Restorer, Sequencer, Window
 
 DEVICE_READY = 2
 """Batches that may wait for the consumer before no more are put on its device, unless the user says how many."""
@@ -353,6 +354,12 @@ class Delivery:
         self._wake()
 
 
+class Copied(NamedTuple):
+    """What a window's pieces were put together to, as a token like theirs."""
+
+    charge: Charge
+
+
 @dataclass
 class Sequence:
     """The end of an inner segment: a sequencer, whose orders the next segment's gather carries out.
@@ -366,6 +373,7 @@ class Sequence:
         check: Says whether what it would hold does not fit; a failure ends the epoch.
         out: Orders that wait to be carried out.
         on_orders: Called with new orders.
+        wanted: Says how many rows are to be taken next of what it gave; 0 = nothing waits.
         stage: Name of the shuffle or batch.
     """
 
@@ -377,6 +385,7 @@ class Sequence:
     check: Callable[["Sequence", list[Order]], Failure | None]
     out: deque[Order] = field(default_factory=deque)
     on_orders: Callable[[list[Order]], None] = lambda orders: None
+    wanted: Callable[[], int] = lambda: 0
     stage: str = ""
     _poisoned: bool = False
 
@@ -392,11 +401,11 @@ class Sequence:
 
     @property
     def starves(self) -> bool:
-        """Whether its first order waits for bytes, or one behind it does."""
-        ledger, segment = self.context.ledger, self.following
-        if not self.out or ledger.budget is None:
+        """Whether what is to be taken next of its orders waits for bytes, or one behind it does."""
+        ledger, segment, rows = self.context.ledger, self.following, self.wanted()
+        if not rows or ledger.budget is None:
             return segment.end.starves
-        return segment.end.starves or not ledger.admits(segment.forecast.bytes(self.out[0].rows, ledger.budget))
+        return segment.end.starves or not ledger.admits(segment.forecast.bytes(rows, ledger.budget))
 
     def accept(self, item: Item) -> None:
         """Take the next header."""
@@ -431,6 +440,18 @@ class Sequence:
         """An order was taken in hand: there may be room for more headers now."""
         if self.preceding is not None:
             self.preceding.pump()
+
+    def taken(self, window: Window) -> None:
+        """Rows of a window were taken: what of it is not needed any more is given back."""
+        let_go, copy = window.data.taken()
+        if copy is not None:
+            window.copy = Copied(self.following.keep(0))
+            self.context.ledger.true_up(window.copy.charge, footprint(copy))
+        tokens = window.give_back(let_go)
+        self._release(tokens)
+        if copy is not None:
+            for token in tokens:
+                token.payload = None  # only now: its addresses, by which it was charged, might be another's at once
 
     def done(self, order: Order) -> None:
         """An order was carried out; the sequencer may take more now."""

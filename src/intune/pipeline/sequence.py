@@ -6,7 +6,7 @@ rows in order) only, never on timing, bytes, workers or machine.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -112,6 +112,15 @@ class Window:
     """What workers keep for it between its orders."""
     preparing: bool = False
     """Its first order is being carried out, which draws the permutation; the others would wait for that."""
+    let_go: set[int] = field(default_factory=set)
+    """Places among the pieces of those that are not needed any more, whose tokens were given back."""
+    copy: Any = None
+    """Token of what its pieces were put together to; None = they were not."""
+
+    def give_back(self, places: Iterable[int]) -> list[Any]:
+        """Tokens of the pieces at these places, which nobody needs any more."""
+        self.let_go.update(places)
+        return [self.pieces[place].token for place in places]
 
     def permutation(self) -> npt.NDArray[np.int64]:
         """int64[rows]: Philox(key, number)."""
@@ -152,7 +161,7 @@ class BatchSequencer:
     full = False
     """Whether it takes no header now; a batch sequencer always does."""
     made = 0
-    """Pieces made so far; each holds its token until `done` or `abandon` gives it back."""
+    """Pieces made so far; each holds its token until it is given back, by `done` or `abandon` at the latest."""
 
     def push(self, token: Any, rows: int) -> list[Order]:
         """Take the next header in order; the orders that it completes."""
@@ -286,7 +295,8 @@ class ShuffleSequencer:
             return []
         self._full = deque(other for other in self._full if other is not window)
         window.data = None
-        return [piece.token for piece in window.pieces]
+        left = [place for place in range(len(window.pieces)) if place not in window.let_go]
+        return window.give_back(left) + ([] if window.copy is None else [window.copy])
 
     def first_row(self, emission: int) -> int:
         """First input row, from the start of the epoch, that an emission and all after it need."""
