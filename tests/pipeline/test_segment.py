@@ -317,7 +317,7 @@ class TestSequence:
 
     def test_while_an_order_waits_for_bytes_nothing_before_it_takes_any(self) -> None:
         sequence = self.make(BatchSequencer(2))
-        sequence.wanted = lambda: sum(order.rows for order in sequence.out)
+        sequence.wanted = lambda budget: sequence.following.forecast.bytes(sum(o.rows for o in sequence.out), budget)
         ledger = sequence.context.ledger
         ledger.budget = 300
         before = Segment(sequence.context, 1, 0, sequence, set())

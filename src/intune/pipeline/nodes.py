@@ -223,7 +223,7 @@ class GatherNode(Node):
     def __init__(self, stage: LiveStage, segment: Segment, before: Sequence, gather: Gather, gives: Flow) -> None:
         super().__init__(stage, segment)
         self._before, self._gather, self._gives = before, gather, gives
-        before.on_orders, before.wanted = self._came, lambda: self.orders[0].rows if self.orders else 0
+        before.on_orders, before.wanted = self._came, self._wanted
 
     @property
     def orders(self) -> deque[Order]:
@@ -242,7 +242,8 @@ class GatherNode(Node):
         order = orders[0]
         if order.window is not None and order.window.preparing:
             return False, True, self.segment.has_room(), True
-        memory = self.segment.opens_memory((order.emission,), self.segment.forecast, order.rows)
+        copy = self._gather.copy_bytes(order)
+        memory = self.segment.opens_memory((order.emission,), self.segment.forecast, order.rows, copy)
         return True, *self.segment.open_for(self.segment.opens_order()), memory
 
     def begin(self) -> Work:
@@ -254,7 +255,7 @@ class GatherNode(Node):
         origin = lambda: f"{self.stage.info.name} {order.emission}"  # noqa: E731
         item = segment.begin((order.emission,), order.emission, segment.forecast, order.rows, origin)
         segment.next_root = order.emission + 1
-        self._before.begun()
+        self._before.begun(order, self._gather.copy_bytes(order))
         self.stage.counters.items_in += 1
         keys = range(order.row, order.row + order.rows) if self._gives == "sample" else None
         clock = self.context.clock
@@ -270,6 +271,12 @@ class GatherNode(Node):
             lambda result: self._finish(order, item, keys, *result),
             lambda error: self._fail(order, item, error),
         )
+
+    def _wanted(self, budget: int) -> int:
+        if not self.orders:
+            return 0
+        order = self.orders[0]
+        return self.segment.forecast.bytes(order.rows, budget) + self._gather.copy_bytes(order)
 
     def _done(self, order: Order) -> None:
         if order.window is not None:
