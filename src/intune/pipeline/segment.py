@@ -155,11 +155,11 @@ class Segment:
             return forecast.known or self.expects(path)
         return self.expects(path) and self.end.idle and self._spares(int(bound * forecast.mean) + kept)
 
-    def opens_further(self, item: Item, here: int, behind: Iterable[Item]) -> bool:
+    def opens_further(self, item: Item, here: int, needs: int, behind: Iterable[Item]) -> bool:
         """Whether the ledger has what an item will need by what is known now, if that is more than was known before.
 
-        `here` is what it will need in the stage that it is about to enter. What is reserved for those that wait
-        `behind` it counts as free: else all could wait for what all of them have.
+        `here` is what it will need in the stage that it is about to enter, `needs` at most to the end of its way. What
+        is reserved for those that wait `behind` it counts as free: else all could wait for what all of them have.
 
         What order waits for goes on in any case once everything behind this segment has run dry, and so does any
         item while nothing at all is being worked on: else nobody would give bytes back. Those wait only where the
@@ -169,7 +169,6 @@ class Segment:
         if ledger.budget is None or (not item.bound and ledger.budget):
             return True
         has = max(item.charge.reserved, item.charge.actual)
-        needs = max(here, item.forecast.bytes(item.bound, ledger.budget))
         fits = (
             needs <= self.ENOUGH_SHARE * has
             or ledger.admits(needs - has)
@@ -180,12 +179,12 @@ class Segment:
         waited_for = (self.expects(item.path) or not self.context.busy) and self.end.idle
         return waited_for and self._spares(max(0, here - item.charge.actual))
 
-    def goes_further(self, item: Item, here: int, behind: Iterable[Item]) -> None:
+    def goes_further(self, item: Item, needs: int, behind: Iterable[Item]) -> None:
         """Reserve what an item will need by what is known now; those that wait behind it give what is lacking."""
         ledger = self.context.ledger
         if ledger.budget is None or not item.bound:
             return
-        ledger.raise_to(item.charge, max(here, item.forecast.bytes(item.bound, ledger.budget)))
+        ledger.raise_to(item.charge, needs)
         if not ledger.debt:
             return  # nobody is asked for, which may cost sorting them
         for other in behind:
@@ -230,8 +229,7 @@ class Segment:
         self._parents -= 1
         self.live -= 1
         self.context.ledger.settle(item.charge)
-        if item.bound:
-            item.forecast.add(item.bound, item.peak)
+        item.teach()
 
     def closed(self, path: Path, count: int) -> None:
         """A one-to-many stage has drawn all its items of a parent."""
@@ -244,8 +242,7 @@ class Segment:
         """An item has passed the last stage."""
         ledger = self.context.ledger
         ledger.settle(item.charge)
-        if item.bound:
-            item.forecast.add(item.bound, item.peak)
+        item.teach()
         if item.rows == 0 and item.failure is None:
             ledger.release(item.charge)
             if self._restorer is not None:
