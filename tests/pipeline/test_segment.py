@@ -227,8 +227,8 @@ class TestSegment:
         assert not setting.ledger.admits(20)
         first, *behind = items[1:]
         reserved = [item.charge.reserved for item in behind]
-        assert not segment.opens_further(first, 30, ())
-        assert segment.opens_further(first, 30, reversed(behind))
+        assert not segment.opens_further(first, 20, 30, ())
+        assert segment.opens_further(first, 20, 30, reversed(behind))
         charged = setting.ledger.charged
         segment.goes_further(first, 30, reversed(behind))
         assert first.charge.reserved == 30
@@ -248,10 +248,10 @@ class TestSegment:
         setting.busy, setting.ledger.work_budget = 1, 150
         delivery.ready.append(items[0])
         setting.ledger.work_on(items[1].charge, 100)
-        assert segment.opens_further(items[2], 50, ())
-        assert not segment.opens_further(items[2], 51, ())
+        assert segment.opens_further(items[2], 50, 50, ())
+        assert not segment.opens_further(items[2], 51, 51, ())
         setting.ledger.true_up(items[1].charge, {1: 100})
-        assert segment.opens_further(items[2], 51, ())
+        assert segment.opens_further(items[2], 51, 51, ())
 
 
 class TestDelivery:
@@ -317,7 +317,7 @@ class TestSequence:
 
     def test_while_an_order_waits_for_bytes_nothing_before_it_takes_any(self) -> None:
         sequence = self.make(BatchSequencer(2))
-        sequence.wanted = lambda: sum(order.rows for order in sequence.out)
+        sequence.wanted = lambda budget: sequence.following.forecast.bytes(sum(o.rows for o in sequence.out), budget)
         ledger = sequence.context.ledger
         ledger.budget = 300
         before = Segment(sequence.context, 1, 0, sequence, set())
@@ -535,7 +535,13 @@ class AdmissionMachine(RuleBasedStateMachine):
     def workable(self) -> list[Hand]:
         """Units being drawn, and items that the ledger lets go on to be mapped."""
         self.context.busy = sum(not hand.read for hand in self.hands)
-        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item, 0, ())]
+        return [hand for hand in self.hands if not hand.read or self.opens_further(hand.item)]
+
+    def needs(self, item: Item) -> int:
+        return 0 if self.ledger.budget is None else self.segment.forecast.bytes(item.bound, self.ledger.budget)
+
+    def opens_further(self, item: Item) -> bool:
+        return self.segment.opens_further(item, 0, self.needs(item), ())
 
     @precondition(lambda self: self.alive and self.workable())
     @rule(data=st.data())
@@ -548,7 +554,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if hand.read:
             assert made is not None
             charged = self.ledger.charged
-            self.segment.goes_further(item, 0, ())
+            self.segment.goes_further(item, self.needs(item), ())
             if self.ledger.charged > charged:
                 hand.reserved = item.charge.reserved
                 hand.forced = hand.forced or self.ledger.debt > 0
