@@ -214,6 +214,20 @@ class TestSegment:
         delivery.ready.popleft()
         assert segment.opens_memory((1,), segment.forecast, 11)
 
+    def test_until_one_item_has_shown_what_they_take_the_others_wait_for_it_and_not_for_bytes(self) -> None:
+        setting = context(budget=100, max_ahead=5)
+        segment = Segment(setting, 1, 0, Delivery(setting, 0, lambda: None), set())
+        assert segment.gates(True, (0,), segment.forecast, 9) == (True, True, True)
+        first = begun(segment, 0)
+        assert segment.gates(True, (1,), segment.forecast, 9) == (False, True, True)
+        segment.forecast.note(1, 1)
+        assert segment.gates(True, (1,), segment.forecast, 9) == (True, True, True)
+        setting.ledger.reserve(95, set())
+        assert segment.gates(True, (1,), segment.forecast, 9) == (True, True, False)
+        segment.arrived(first)
+        setting.ledger.budget = None
+        assert segment.gates(True, (1,), Forecast(), 9) == (True, True, True)
+
     def test_what_is_reserved_for_those_behind_lets_the_first_one_go_further(self) -> None:
         """All were reserved 20 and turn out to need 30: else each would wait for what all have."""
         setting = context(budget=100, max_ahead=9)
@@ -493,7 +507,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         path = (draw.root, draw.given)
         order = segment.opens_child(path) and (draw is not new or segment.opens_order())
         kept = draw.unit.kept if draw is new else 0
-        return draw if order and segment.opens_memory(path, segment.forecast, draw.unit.bound, kept) else None
+        return draw if all(segment.gates(order, path, segment.forecast, draw.unit.bound, kept)) else None
 
     @precondition(lambda self: self.alive and self.choice() is not None)
     @rule()

@@ -137,16 +137,16 @@ class DrawNode(Node):
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """An open drawing or a parent, order, room, memory."""
-        room, choice = self.segment.has_room(), self._choose()
+        choice = self._choose()
         if choice is None:
-            return False, True, room, True
+            return False, True, self.segment.has_room(), True
         if isinstance(choice, Drawing):
             path = (*choice.path, choice.children)
             order, bound, kept = self.segment.opens_child(path), self._bound(choice), 0
         else:
             path = (*choice, 0)
             order, bound, kept = self._may_open(path), self._bound(None), self._kept()
-        return True, *self.segment.open_for(order), self.segment.opens_memory(path, self.forecast, bound, kept)
+        return True, *self.segment.gates(order, path, self.forecast, bound, kept)
 
     def begin(self) -> Work:
         """Go on with the first drawing, or open a parent."""

@@ -125,7 +125,8 @@ class CallNode(Node):
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Input and memory; order and room were asked for when the item began. On a device there is room for few.
 
-        While no item has passed the stage few at a time are let in: what it gives may be of any size.
+        While no item has passed the stage few at a time are let in, as what it gives may be of any size: the others
+        wait for the first, which comes before them.
         """
         room = self.stage.info.kind != "to_torch" or self.segment.few_ready()
         if not self._heap:
@@ -134,7 +135,7 @@ class CallNode(Node):
             return True, True, room, True
         most = self.stage.most_unproven
         if most is not None and self.stage.running >= most:
-            return True, True, room, False
+            return True, False, room, True
         item = self._heap[0][1]
         self._needed = self._needs(item)
         behind = (other for _, other in islice(self._heap, 1, None))
@@ -263,9 +264,8 @@ class GatherNode(Node):
         order = orders[0]
         if order.window is not None and order.window.preparing:
             return False, True, self.segment.has_room(), True
-        copy = self._gather.copy_bytes(order)
-        memory = self.segment.opens_memory((order.emission,), self.segment.forecast, order.rows, copy)
-        return True, *self.segment.open_for(self.segment.opens_order()), memory
+        segment, copy = self.segment, self._gather.copy_bytes(order)
+        return True, *segment.gates(segment.opens_order(), (order.emission,), segment.forecast, order.rows, copy)
 
     def begin(self) -> Work:
         """Take the next order."""

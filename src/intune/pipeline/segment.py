@@ -138,8 +138,17 @@ class Segment:
             return order, room
         return True, False
 
+    def gates(self, order: bool, path: Path, forecast: Forecast, bound: int, kept: int = 0) -> tuple[bool, bool, bool]:
+        """Order, room and memory as gates of an item with this path, from whether order would let it begin.
+
+        Until one item has shown what they take they come one at a time: the others wait for that one, not for bytes.
+        """
+        order, room = self.open_for(order)
+        known = forecast.known or self.context.ledger.budget is None or self.expects(path)
+        return order and known, room, self.opens_memory(path, forecast, bound, kept)
+
     def opens_memory(self, path: Path, forecast: Forecast, bound: int, kept: int = 0) -> bool:
-        """Whether the ledger admits what is forecast for an item; one at a time until there is a forecast.
+        """Whether the ledger admits what is forecast for an item.
 
         `kept` is what will be kept beside it.
 
@@ -152,7 +161,7 @@ class Segment:
         if ledger.budget is None:
             return True
         if ledger.admits(forecast.bytes(bound, ledger.budget) + kept) and not self.end.starves:
-            return forecast.known or self.expects(path)
+            return True
         return self.expects(path) and self.end.idle and self._spares(int(bound * forecast.mean) + kept)
 
     def opens_further(self, item: Item, here: int, needs: int, behind: Iterable[Item]) -> bool:
