@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV ?= .venv
 CACHE ?= .cache
 ARGS ?=
+# Processes that run tests side by side; 0 = in one, as a debugger needs it.
+WORKERS ?= 2
 
 # Measurements that take from a quarter of an hour to three hours are run one by one.
 LONG := $(addprefix benchmarks/,autotune_live.py calibrate_live.py crash_rate.py departures.py \
@@ -24,7 +26,7 @@ run: $(VENV)/.run-installed
 	XDG_CACHE_HOME=$(abspath $(CACHE)) $(BIN)/intune train --epochs 1 --seconds 60 $(ARGS)
 
 test: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -83,14 +83,14 @@ class LoaderControl:
         return self._journal.lines()
 
     def explain(self, ended: str | None = None) -> str:
-        """What limits the run, for a person: in the last window in which a stage finished something.
+        """What limits the run, for a person: in the last window that says something of that.
 
         Args:
             ended: Why nothing goes on; then it is said what limited the run for longest. None = something goes on.
         """
-        if self._started and self._workload.measured is None:
+        if self._started and self._workload.run.last is None:
             self._controller.step()  # closes the first window early
-        measured, most = self._workload.measured, self._workload.run.most()
+        measured, most = self._workload.run.last, self._workload.run.most()
         if measured is None or most is None:
             if ended is not None:
                 return f"{ended}; nothing was measured, as no stage finished anything."
@@ -115,9 +115,6 @@ class _Watched:
         self._newest: Snapshot | None = None
         self.run = WholeRun()
         self.last: Snapshot | None = None
-        self.measured: Snapshot | None = None
-        """The last one in which a stage finished an item: the trainer may have paused since. Its seconds by crowd are
-        those of the whole run."""
 
     @property
     def stages(self) -> Any:
@@ -140,9 +137,8 @@ class _Watched:
         self._engine.apply(allocation)
         newest = self._newest
         if newest is not None and (newest.consumer.steps or self.last is None or newest.window_seconds > 0.5):
-            self.last, known = newest, self.run.see(newest)
-            if any(stage.items_out for stage in newest.stages):
-                self.measured = known
+            self.last = newest
+            self.run.see(newest)
 
 
 def machine_budget(system: System, cpus: int | None, memory: str | int | float | None) -> Budget:

@@ -251,7 +251,7 @@ class Event:
 
     Attributes:
         kind: "resize", "epoch_start", "epoch_end", "pause", "waits", "executor", "clamped", "vetoed", "tuner_failed",
-            "worker_died", "skipped", "budget", "braked", "outcome".
+            "worker_died", "skipped", "budget", "braked", "over_limit", "outcome".
         stage: The stage that it concerns, or None.
         detail: One sentence a person understands.
     """

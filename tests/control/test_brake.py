@@ -540,7 +540,7 @@ class Bench:
 
     def step(self, memory: int, in_flight: int = 0, *, limit: int = 1000) -> None:
         """A tenth of a second later, with so many MiB."""
-        self.found = [MemoryUse(limit * MIB, memory * MIB)]
+        self.found = [MemoryUse(limit * MIB, memory * MIB, "a test")]
         self.work.bytes = InFlight(in_flight * MIB, in_flight * MIB, in_flight * MIB)
         self.clock.advance(SECONDS)
         self.thread.step()
@@ -598,6 +598,18 @@ class TestOneStep:
         assert "goes on" in begun
         assert re.search(r"880 (MiB )?of 1,000 MiB are used, 400 ", begun)
         assert re.search(r"again after 0\.4 s: 840 (MiB )?of 1,000 MiB are used, 400 ", ended)
+
+    def test_a_limit_that_is_passed_is_told_once_until_use_was_well_below_it(
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for memory in (700, 1000, 1001, 1100, 990, 1002, 860, 1003, 849, 1010):
+            bench.step(memory, 400)
+        told = [event.detail for event in bench.events if event.kind == "over_limit"]
+        assert [detail[:58] for detail in told] == [
+            "1,001 MiB are used of a limit of 1,000 MiB (a test), 400 M",
+            "1,010 MiB are used of a limit of 1,000 MiB (a test), 400 M",
+        ]
+        assert [record.getMessage() for record in caplog.records] == [f"A memory limit is passed: {d}" for d in told]
 
     def test_memory_is_given_back_when_the_brake_says_so(self, bench: Bench) -> None:
         bench.step(700)

@@ -283,7 +283,7 @@ def test_whatever_was_measured_is_explained_and_no_idle_stage_is_blamed_for_what
         allocation = Allocation({stage.name: None for stage in scene.stages}, budget.cpus)
         snapshot = scene_window(scene, number, allocation, ())
         found = limit(snapshot)
-        assert explain(snapshot).startswith(found.sentence)
+        assert explain(snapshot).splitlines()[0].endswith(found.sentence)
         stages = {stage.name: stage for stage in snapshot.stages}
         if found.stage is not None and found.kind in ("cpu", "lock"):
             assert stages[found.stage].busy_seconds > 0
@@ -294,7 +294,7 @@ def test_the_explanation_has_the_limit_first_and_then_figures_of_everything() ->
     snapshot = window(source(slot=0.8), work, events=(Event("vetoed", "work", "no room"), Event("epoch_end")))
     assert explain(snapshot).splitlines() == [
         limit(snapshot).sentence,
-        "What would help: less work in stage work; it was given 3.",
+        "What would help: a higher memory limit (up to 2.0 times as fast); as it is, stage work has no room.",
         "Trainer: 10 steps/s, waited for data 60 % of the time, so it could take up to 2.5 times as much.",
         "Stage read: concurrency open; 100 items/s; 20 ms an item (20 ms CPU); lacked slot 80 % of the time.",
         "Stage work: concurrency 3; 3 processes; 100 items/s; 20 ms an item (20 ms CPU); lacked input 20 % of the time.",  # noqa: E501
@@ -316,6 +316,21 @@ def test_the_last_change_stands_below_what_limits_with_what_came_of_it() -> None
     assert "Event: outcome" not in text
     bare = Outcome(Change({}, (8, 6), {}, None), None, 0, 0.0, 0)
     assert "Last change: slots 8 -> 6.\n" in explain(snapshot, bare)
+
+
+def test_what_is_held_by_items_stands_without_a_limit_of_nothing_while_the_brake_holds() -> None:
+    said = explain(window(source(memory=0.8), starved(), in_flight_bytes=3 * 2**20, in_flight_bytes_limit=0))
+    assert "items in flight hold 3 MiB, and no more until memory has fallen" in said
+    assert "12 items in flight with 3 MiB, and no more until memory has fallen." in said
+    assert "0 bytes" not in said
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(0.5, "A first look at 500 ms only: "), (1.0, "")])
+def test_a_short_window_is_told_as_a_first_look_without_advice(seconds: float, first: str) -> None:
+    snapshot = window(source(slot=0.8), stage("work", busy_seconds=7.5 * seconds), window_seconds=seconds)
+    said = explain(snapshot)
+    assert said.startswith(first + limit(snapshot).sentence)
+    assert ("What would help" in said) is (not first)
 
 
 def test_an_empty_window_is_explained_without_figures() -> None:

@@ -185,6 +185,16 @@ def test_of_processes_that_run_already_at_least_one_remains() -> None:
     assert allocation.concurrency["work"] == 1
 
 
+def test_a_first_process_is_granted_in_any_case_and_that_is_no_veto() -> None:
+    short = seen(30 * GIB, resident=GIB, live=0, concurrency=1)
+    allocation, events = Guard().check(proposal(work=1), short, budget(16 * GIB))
+    assert allocation.concurrency["work"] == 1
+    assert [event for event in events if event.stage == "work"] == []
+    _, events = Guard().check(proposal(work=2), short, budget(16 * GIB))
+    (event,) = [event for event in events if event.stage == "work"]
+    assert event.detail.startswith("1 process instead of 2: 2 more of 1.0 GiB each do not fit")
+
+
 def test_a_resumed_process_stage_without_room_stays_paused() -> None:
     snapshot = seen(30 * GIB, resident=GIB, live=0, concurrency=0)
     allocation, _ = Guard().check(proposal(work=4), snapshot, budget(16 * GIB))

@@ -19,7 +19,7 @@ def window(held_back: float, busy: tuple[float, float], wait: float = 1.0, limit
         blank,
         window_seconds=2.0,
         stages=tuple(stages),
-        consumer=replace(blank.consumer, wait_share=wait),
+        consumer=replace(blank.consumer, steps=10, wait_share=wait),
         allocation=Allocation({"read": None, "work": None}, slots=8),
         in_flight_bytes_limit=limit,
         held_back_share=held_back,
@@ -41,6 +41,22 @@ def test_more_memory_would_let_all_slots_work_as_far_as_the_trainer_takes_it(
 ) -> None:
     found = shortage(window(0.5, busy, wait))
     assert found == Shortage(1.0, int(gain * 2 * GIB), gain)
+
+
+def test_no_more_is_promised_than_another_limit_lets_through() -> None:
+    given = window(0.5, (2.0, 6.0))
+    serial = replace(given.stages[1], concurrency=4)  # busy on 3 of the 4 that it may
+    found = shortage(replace(given, stages=(given.stages[0], serial)))
+    assert found is not None
+    assert found.gain == pytest.approx(1 / 3)
+
+
+def test_while_nothing_may_be_in_flight_it_is_told_by_what_is() -> None:
+    found = shortage(replace(window(0.5, (2.0, 6.0), limit=0), in_flight_bytes=GIB))
+    assert found == Shortage(1.0, GIB, 1.0)
+    nothing = shortage(replace(window(0.5, (2.0, 6.0), limit=0), in_flight_bytes=0))
+    assert nothing is not None
+    assert nothing.in_words() == "held back 1.0 s by the memory limit"
 
 
 def test_stages_that_wait_hold_no_slot() -> None:

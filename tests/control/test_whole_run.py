@@ -47,6 +47,29 @@ def test_a_window_in_which_nothing_went_on_does_not_count() -> None:
     assert run.most() is None
 
 
+def test_a_window_in_which_nobody_asked_says_nothing_of_what_limits_a_run() -> None:
+    """The training loop evaluates, or is between two epochs; workers fill what may lie ready meanwhile."""
+    paused = window(source(room=0.9), stage("work"), steps=0, wait=0.0, ready=5)
+    assert not went_on(paused)
+    assert went_on(replace(paused, consumer=replace(paused.consumer, wait_share=0.3)))
+    run = WholeRun()
+    run.see(CPU)
+    run.see(of(50.0, paused))
+    assert run.last == CPU
+    most = run.most()
+    assert most is not None
+    assert most.seconds == 1.0
+
+
+def test_the_last_window_that_tells_is_not_one_whose_source_had_no_more() -> None:
+    run = WholeRun()
+    run.see(ENDED)
+    assert run.last == ENDED
+    for snapshot in (TRAINER, CPU, QUIET, ENDED):
+        run.see(snapshot)
+    assert run.last == CPU
+
+
 def test_seconds_by_crowd_are_summed_over_windows() -> None:
     crowds = SeenCrowds()
     first = crowds.add(window(stage("work", wall_seconds_by_crowd=((1, 10, 0.1), (4, 30, 0.4)))))

@@ -214,6 +214,20 @@ class TestSegment:
         delivery.ready.popleft()
         assert segment.opens_memory((1,), segment.forecast, 11)
 
+    def test_until_one_item_has_shown_what_they_take_the_others_wait_for_it_and_not_for_bytes(self) -> None:
+        setting = context(budget=100, max_ahead=5)
+        segment = Segment(setting, 1, 0, Delivery(setting, 0, lambda: None), set())
+        assert segment.gates(True, (0,), segment.forecast, 9) == (True, True, True)
+        first = begun(segment, 0)
+        assert segment.gates(True, (1,), segment.forecast, 9) == (False, True, True)
+        segment.forecast.note(1, 1)
+        assert segment.gates(True, (1,), segment.forecast, 9) == (True, True, True)
+        setting.ledger.reserve(95, set())
+        assert segment.gates(True, (1,), segment.forecast, 9) == (True, True, False)
+        segment.arrived(first)
+        setting.ledger.budget = None
+        assert segment.gates(True, (1,), Forecast(), 9) == (True, True, True)
+
     def test_what_is_reserved_for_those_behind_lets_the_first_one_go_further(self) -> None:
         """All were reserved 20 and turn out to need 30: else each would wait for what all have."""
         setting = context(budget=100, max_ahead=9)
@@ -227,8 +241,8 @@ class TestSegment:
         assert not setting.ledger.admits(20)
         first, *behind = items[1:]
         reserved = [item.charge.reserved for item in behind]
-        assert not segment.opens_further(first, 30, ())
-        assert segment.opens_further(first, 30, reversed(behind))
+        assert not segment.opens_further(first, 20, 30, ())
+        assert segment.opens_further(first, 20, 30, reversed(behind))
         charged = setting.ledger.charged
         segment.goes_further(first, 30, reversed(behind))
         assert first.charge.reserved == 30
@@ -248,10 +262,10 @@ class TestSegment:
         setting.busy, setting.ledger.work_budget = 1, 150
         delivery.ready.append(items[0])
         setting.ledger.work_on(items[1].charge, 100)
-        assert segment.opens_further(items[2], 50, ())
-        assert not segment.opens_further(items[2], 51, ())
+        assert segment.opens_further(items[2], 50, 50, ())
+        assert not segment.opens_further(items[2], 51, 51, ())
         setting.ledger.true_up(items[1].charge, {1: 100})
-        assert segment.opens_further(items[2], 51, ())
+        assert segment.opens_further(items[2], 51, 51, ())
 
 
 class TestDelivery:
@@ -317,7 +331,7 @@ class TestSequence:
 
     def test_while_an_order_waits_for_bytes_nothing_before_it_takes_any(self) -> None:
         sequence = self.make(BatchSequencer(2))
-        sequence.wanted = lambda: sum(order.rows for order in sequence.out)
+        sequence.wanted = lambda budget: sequence.following.forecast.bytes(sum(o.rows for o in sequence.out), budget)
         ledger = sequence.context.ledger
         ledger.budget = 300
         before = Segment(sequence.context, 1, 0, sequence, set())
@@ -493,7 +507,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         path = (draw.root, draw.given)
         order = segment.opens_child(path) and (draw is not new or segment.opens_order())
         kept = draw.unit.kept if draw is new else 0
-        return draw if order and segment.opens_memory(path, segment.forecast, draw.unit.bound, kept) else None
+        return draw if all(segment.gates(order, path, segment.forecast, draw.unit.bound, kept)) else None
 
     @precondition(lambda self: self.alive and self.choice() is not None)
     @rule()
@@ -535,7 +549,13 @@ class AdmissionMachine(RuleBasedStateMachine):
     def workable(self) -> list[Hand]:
         """Units being drawn, and items that the ledger lets go on to be mapped."""
         self.context.busy = sum(not hand.read for hand in self.hands)
-        return [hand for hand in self.hands if not hand.read or self.segment.opens_further(hand.item, 0, ())]
+        return [hand for hand in self.hands if not hand.read or self.opens_further(hand.item)]
+
+    def needs(self, item: Item) -> int:
+        return 0 if self.ledger.budget is None else self.segment.forecast.bytes(item.bound, self.ledger.budget)
+
+    def opens_further(self, item: Item) -> bool:
+        return self.segment.opens_further(item, 0, self.needs(item), ())
 
     @precondition(lambda self: self.alive and self.workable())
     @rule(data=st.data())
@@ -548,7 +568,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if hand.read:
             assert made is not None
             charged = self.ledger.charged
-            self.segment.goes_further(item, 0, ())
+            self.segment.goes_further(item, self.needs(item), ())
             if self.ledger.charged > charged:
                 hand.reserved = item.charge.reserved
                 hand.forced = hand.forced or self.ledger.debt > 0

@@ -174,7 +174,8 @@ class TestMovesDoNotTouchTheData:
         assert got == whole
 
     @pytest.mark.parametrize(
-        "tuner", ["shared", "even", "proportional", Static({"rest": 2, "batch": 1}, slots=2)], ids=str
+        "tuner",
+        ["shared", "even", "proportional", pytest.param(Static({"rest": 2, "batch": 1}, slots=2), id="static")],
     )
     def test_every_tuner(self, folder: Path, tuner: Any) -> None:
         with intune.read_parquet(folder).map(same, name="rest").batch(32).loader(cpus=3, tuner=tuner) as loader:

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import intune
-from intune.pipeline.blocks import block_concat
 from intune.pipeline.chain import Pipeline
 from intune.pipeline.footprint import footprint
-from intune.pipeline.gather import Gather, Taken
+from intune.pipeline.gather import Gather
 from intune.pipeline.item import Item
 from intune.pipeline.ledger import Charge, Forecast
 from intune.pipeline.run import Position
@@ -123,9 +122,9 @@ def test_while_samples_of_a_window_wait_for_bytes_nothing_is_read() -> None:
     for _ in range(40):
         next(running)
     sequence = stepped.engine.runs[0].sequences[0]
-    while not (sequence.wanted() and not sequence.out):
+    while not (sequence.wanted(10**9) and not sequence.out):
         next(running)
-    ledger, needs = stepped.ledger, sequence.following.forecast.bytes(sequence.wanted(), 10**9)
+    ledger, needs = stepped.ledger, sequence.wanted(10**9)
     ledger.budget = ledger.charged + int(0.9 * needs)
     assert sequence.starves
     ledger.budget = ledger.charged + int(1.5 * needs)
@@ -133,21 +132,12 @@ def test_while_samples_of_a_window_wait_for_bytes_nothing_is_read() -> None:
     stepped.close()
 
 
-class Copying:
-    """Data of a window whose first two pieces were put together, once."""
-
-    def __init__(self, copy: Any) -> None:
-        self._taken = [Taken([], None), Taken([0, 1], copy)]
-
-    def taken(self) -> Taken:
-        return self._taken.pop()
-
-
-def test_a_copy_of_a_window_is_charged_by_its_own_buffers() -> None:
+def test_a_copy_of_a_window_is_reserved_when_it_is_begun_and_charged_by_its_own_buffers() -> None:
     """What it was made of is freed, and its addresses may be another's, who must be charged for them anew."""
     stepped = Stepped(Chain(Blocks([[20] * 12]), (shuffle(640, seed=1),)), Settings(memory=10**9), random.Random(1))
     iter(stepped.loader)
-    ledger, sequence = stepped.ledger, stepped.engine.begin(0, Position()).sequences[0]
+    run = stepped.engine.begin(0, Position())
+    ledger, sequence = stepped.ledger, run.sequences[0]
     items, charges = [], set[Charge]()
     for root in range(3):
         block = pa.RecordBatch.from_pydict({"id": np.arange(20)})
@@ -158,14 +148,23 @@ def test_a_copy_of_a_window_is_charged_by_its_own_buffers() -> None:
     window = sequence.out[0].window
     assert window is not None
     assert (window.rows, ledger.held) == (40, 3 * 160)
-    freed = items[0].charge.buffers
-    window.data = Copying(block_concat([item.payload for item in items[:2]]))
+    gather, emission = run.nodes[1], sequence.out[0].rows  # of whose bytes nothing is known
+    run.delivery.ready.append(items[2])  # as long as the consumer has work nothing is forced
+    for spare, opens in (319, False), (320, True):
+        ledger.budget = ledger.charged + emission + spare
+        assert gather.gates() == (True, True, True, opens)
+        assert sequence.starves is not opens
+    freed, order = items[0].charge.buffers, sequence.out.popleft()
+    sequence.begun(order, 320)
+    assert Gather("block", 5000, False, None).copy_bytes(order) == 0
+    assert (ledger.held, ledger.charged) == (3 * 160, 3 * 160 + 320)
+    window.data.take(0, 10)
     sequence.taken(window)
     assert [item.payload is None for item in items] == [True, True, False]
     assert (ledger.held, ledger.charged) == (2 * 160 + 160, 2 * 160 + 160)
     ledger.true_up(ledger.reserve(0, charges), freed)
     assert ledger.held == 2 * 160 + 160 + 160
     sequence.taken(window)
-    for order in list(sequence.out):
-        sequence.done(order)
-    assert ledger.held == 160 + 160
+    for each in (order, *sequence.out):
+        sequence.done(each)
+    assert (ledger.held, ledger.charged) == (160 + 160, 160 + 160)

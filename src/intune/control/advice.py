@@ -102,6 +102,8 @@ def _concurrency(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
         how = "less work in the source, which gives one item after another: a map behind it does several at once"
     elif own is not None and most == own:
         how = f"a larger max_concurrency of stage {stage.name} in the next run, if what it does allows that"
+    elif (withheld := _withheld(snapshot, stage)) is not None:
+        return f"a higher memory limit{_times(times)}; as it is, stage {stage.name} has {withheld}"
     elif stage.concurrency is not None and most == stage.concurrency:
         why = snapshot.allocation.reasons.get(stage.name)
         return f"less work in stage {stage.name}; it was given {most}{f' ({why})' if why else ''}"
@@ -114,6 +116,12 @@ def _concurrency(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
     if may_take_turns(snapshot, stage):
         holds = f", {NOT_TURNS}"
     return f"{how}{_times(times, holds)}"
+
+
+def _withheld(snapshot: Snapshot, stage: StageSnapshot) -> str | None:
+    """How many processes of how many memory left it in the last decision, and why; None where it left it all."""
+    vetoes = (event.detail for event in snapshot.events if (event.kind, event.stage) == ("vetoed", stage.name))
+    return next(vetoes, None)
 
 
 def _waits(snapshot: Snapshot, stage: StageSnapshot | None) -> str | None:
@@ -205,6 +213,8 @@ def _python(snapshot: Snapshot, stage: StageSnapshot) -> bool:
 
 def _times(factor: float, only: str = "") -> str:
     """A bound in brackets, and what it holds under; nothing where it says nothing."""
+    if factor < WORTH:
+        return " (little by itself: the training loop or another stage is hardly faster)"
     return "" if factor > TELLING else f" (up to {factor:.1f} times as fast{only})"
 
 

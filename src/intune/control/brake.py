@@ -375,6 +375,7 @@ class BrakeThread:
         self._applied: tuple[int, int] | None = None
         self.seconds = SECONDS
         self._held: tuple[float, str] | None = None
+        self._over: set[str] = set()
         self._epochs_ended = workload.epochs_ended
         self._released_at = clock.wall()
         self._thread = Periodic("intune-control-brake", self._steps, clock)
@@ -399,6 +400,8 @@ class BrakeThread:
             self._give_back(now)
         if (self.brakes.holding is None) != (before is None):
             self._say(now, uses)
+        for use in uses:
+            self._watch_limit(use, held)
 
     def start(self) -> None:
         """A first step now, before any item begins; then go on in a thread until `stop`.
@@ -440,6 +443,22 @@ class BrakeThread:
     def _give_back(self, now: float) -> None:
         self._released_at = now
         self._release()
+
+    def _watch_limit(self, use: MemoryUse, held: int) -> None:
+        """Tell once that a limit was passed, which what order waits for may do, until use has fallen well below it."""
+        assert use.used_bytes is not None
+        if use.used_bytes < RELAXED * use.limit_bytes:
+            self._over.discard(use.limit_from)
+        if use.used_bytes <= use.limit_bytes or use.limit_from in self._over:
+            return
+        self._over.add(use.limit_from)
+        told = (
+            f"{size(use.used_bytes)} are used of a limit of {size(use.limit_bytes)} ({use.limit_from}), {size(held)} "
+            "of that by items in flight. What order waits for goes on all the same, as else nothing would: "
+            "give more memory, or make shuffle windows, batches or what is read at once (block_rows=) smaller"
+        )
+        _log.warning("A memory limit is passed: %s", told)
+        self._tell(Event("over_limit", None, told))
 
     def _say(self, now: float, uses: Sequence[MemoryUse]) -> None:
         holding, held = self.brakes.holding, self._workload.in_flight().held_bytes

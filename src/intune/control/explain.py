@@ -63,6 +63,9 @@ WAITS_SHARE = 0.7
 READS_BYTES = 1e6
 """Bytes a second from storage below which it is not reading that a source waits for."""
 
+EARLY_SECONDS = 0.75
+"""Seconds of a window below which what it says of a run is no more than a first look."""
+
 TRAINER_COULD, TRAINER_COULD_MOST = 1.05, 20.0
 """How much more the training loop could take, where that is said: a bound beyond says nothing."""
 
@@ -124,9 +127,11 @@ def explain(snapshot: Snapshot, outcome: Outcome | None = None) -> str:
         outcome: What is known of the last change of the allocation.
     """
     found = limit(snapshot)
-    helps = advice(snapshot, found.kind, found.stage)
+    early = snapshot.window_seconds < EARLY_SECONDS
+    helps = None if early else advice(snapshot, found.kind, found.stage)
+    first = f"A first look at {duration(snapshot.window_seconds)} only: " if early else ""
     changed = [] if outcome is None else [_last_change(outcome)]
-    return "\n".join([found.sentence, *([helps] if helps else []), *changed, *_details(snapshot)])
+    return "\n".join([first + found.sentence, *([helps] if helps else []), *changed, *_details(snapshot)])
 
 
 def _narrow(snapshot: Snapshot) -> tuple[StageSnapshot, Cause | None] | None:
@@ -378,7 +383,9 @@ def _cpu_figures(snapshot: Snapshot) -> str:
 
 
 def _memory_sentence(snapshot: Snapshot, stage: StageSnapshot) -> str:
-    held = f"items in flight hold {size(snapshot.in_flight_bytes)} of {size(snapshot.in_flight_bytes_limit)}"
+    much = 2 * (snapshot.in_flight_bytes or 0) >= (snapshot.in_flight_bytes_limit or 0)
+    rest = "" if much else " (the rest is reserved for what they will need)"
+    held = f"items in flight hold {_in_flight(snapshot)}{rest}"
     waited = f"stage {stage.name} waited {_share(stage.wait_share['memory'])} of the time for bytes to become free"
     missing = shortage(snapshot)
     more = f"; {missing.in_words()}" if missing is not None else ""
@@ -397,8 +404,7 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
     machine = snapshot.machine
     yield (
         f"Memory: {size(machine.memory_bytes)} of {size(machine.memory_limit_bytes)}{_whose_memory(snapshot)}; "
-        f"{count(snapshot.in_flight_items, 'item')} in flight with {size(snapshot.in_flight_bytes)} "
-        f"of {size(snapshot.in_flight_bytes_limit)}."
+        f"{count(snapshot.in_flight_items, 'item')} in flight with {_in_flight(snapshot)}."
     )
     if (wait := machine.lock_wait_seconds or 0.0) >= IN_USE_SECONDS and lock_bound(snapshot) is None:
         held = "much of the time" if wait >= HELD_SECONDS else "part of the time"
@@ -407,6 +413,11 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
         if event.kind == "outcome":
             continue  # it stands above
         yield f"Event: {event.kind}{f' at stage {event.stage}' if event.stage else ''}: {event.detail}"
+
+
+def _in_flight(snapshot: Snapshot) -> str:
+    held, most = snapshot.in_flight_bytes, snapshot.in_flight_bytes_limit
+    return f"{size(held)}, and no more until memory has fallen" if most == 0 else f"{size(held)} of {size(most)}"
 
 
 def _whose_memory(snapshot: Snapshot) -> str:
@@ -448,4 +459,4 @@ def _seconds_an_item(stage: StageSnapshot) -> str:
 
 
 def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

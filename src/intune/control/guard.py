@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from intune._shares import GUARD_PLANS
 from intune._values import Allocation, Budget, Event, Snapshot, StageSnapshot, memory_uses
-from intune._words import size
+from intune._words import count, size
 from intune.control.allocation import clamp, processes_held, processes_when_open
 
 FLOOR = 1 / 8
@@ -115,14 +115,15 @@ def _veto_processes(
         tightest = min(filled, key=lambda room: room.left(GUARD_PLANS - FLOOR))
         left = tightest.left(GUARD_PLANS - FLOOR)
         granted = added if left == math.inf else max(0, min(added, int(left) // resident))
+        least = 0 if stage.concurrency == 0 and stage.process_resident_bytes else 1  # else it never is measured
+        granted = max(granted, least - (target - added))
         more += granted * resident
         if granted < added:
-            least = 0 if stage.concurrency == 0 and stage.process_resident_bytes else 1  # else it never is measured
-            now = max(least, target - (added - granted))
+            now = target - (added - granted)
             detail = (
-                f"{now} processes instead of {target}: {added} more of {size(resident)} each do not fit "
-                f"into a limit of {size(tightest.limit)}, of which {size((tightest.rest or 0) + granted * resident)} "
-                "are needed otherwise"
+                f"{count(now, 'process', 'processes')} instead of {target}: {added} more of {size(resident)} each do "
+                f"not fit into a limit of {size(tightest.limit)}, of which "
+                f"{size((tightest.rest or 0) + granted * resident)} are needed otherwise"
             )
             concurrency[stage.name] = now
             reasons[stage.name] = detail
@@ -148,8 +149,8 @@ def _cut_processes(
     name = max(held, key=lambda each: held[each][0])
     total, live = held[name]
     detail = (
-        f"{live - 1} processes instead of {live}: they hold {size(total)}, and all but items in flight "
-        f"{size(tightest.rest)} of {size(tightest.limit)}"
+        f"{count(live - 1, 'process', 'processes')} instead of {live}: they hold {size(total)}, and all but items in "
+        f"flight {size(tightest.rest)} of {size(tightest.limit)}"
     )
     wanted = allocation.concurrency[name]
     if wanted is not None and wanted < live:

@@ -23,7 +23,7 @@ LEAST_STEPS = 30
 TRAINER_CHANGED = 0.1
 """By what share of the time of a step the training loop's own part may differ where before and after are compared."""
 
-LEAVES_OUT = frozenset({"epoch_start", "epoch_end", "worker_died", "braked"})
+LEAVES_OUT = frozenset({"epoch_start", "epoch_end", "worker_died", "braked", "over_limit"})
 """Events of windows that say nothing of an allocation."""
 
 ENDS = frozenset({"budget", "pause", "executor", "waits", "tuner_failed"})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from intune._values import Snapshot
 from intune._words import duration, size
+from intune.control.bounds import bound_without
 
 LEAST_GAIN = 0.03
 """Less is not worth a sentence."""
@@ -17,7 +18,8 @@ class Shortage:
     Attributes:
         seconds: Seconds in which a CPU slot was free and only memory kept an item from going on.
         more_bytes: About how much more memory would have let all slots work.
-        gain: About what share more would have been delivered with it; at most what the trainer could take.
+        gain: About what share more would have been delivered with it; at most what the trainer could take, and what
+            limits of the stages would let through.
     """
 
     seconds: float
@@ -27,7 +29,7 @@ class Shortage:
     def in_words(self) -> str:
         """As in "held back 14.0 s by the memory limit; about 2.1 GiB more would have given about 30% more"."""
         held = f"held back {duration(self.seconds)} by the memory limit"
-        if self.gain < LEAST_GAIN:
+        if self.gain < LEAST_GAIN or not self.more_bytes:
             return held
         return f"{held}; about {size(self.more_bytes)} more would have given about {self.gain:.0%} more"
 
@@ -59,9 +61,7 @@ def shortage(window: Snapshot) -> Shortage | None:
     busy = sum(stage.busy_seconds for stage in holding) / window.window_seconds
     if busy <= 0:
         return None
-    faster = window.allocation.slots / busy
-    if window.consumer.wait_share < 1:
-        faster = min(faster, 1 / (1 - window.consumer.wait_share))
-    gain = max(0.0, faster - 1)
+    gain = bound_without(window, None) - 1
     seconds = window.held_back_share * window.window_seconds
-    return Shortage(seconds, int(gain * window.in_flight_bytes_limit), gain)
+    # While the brake holds, nothing may be in flight: what is, is what was too little.
+    return Shortage(seconds, int(gain * max(window.in_flight_bytes_limit, window.in_flight_bytes or 0)), gain)

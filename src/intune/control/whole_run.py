@@ -13,8 +13,12 @@ SAYS_NOTHING: frozenset[Kind] = frozenset({"source", "unknown"})
 
 
 def went_on(window: Snapshot) -> bool:
-    """Whether anything was worked on or taken in a window: else the run had not begun, rested, or was over."""
-    return bool(window.consumer.steps or any(stage.items_in or stage.running for stage in window.stages))
+    """Whether something was taken in a window, or asked for and worked on.
+
+    Else it says nothing of what limits a run, which had not begun, was over, or was left alone by the training loop.
+    """
+    worked_on = any(stage.items_in or stage.running for stage in window.stages)
+    return bool(window.consumer.steps or (window.consumer.wait_share and worked_on))
 
 
 class SeenCrowds:
@@ -54,23 +58,31 @@ class Most(NamedTuple):
 
 
 class WholeRun:
-    """Is shown one window after another; may be asked by another thread meanwhile."""
+    """Is shown one window after another; may be asked by another thread meanwhile.
+
+    Attributes:
+        last: The last window that says what limits the run: in which something went on, and a stage finished an item.
+            Its seconds by crowd are those of the whole run. That a source has no more to read does not stand
+            for what came before.
+    """
 
     def __init__(self) -> None:
+        self.last: Snapshot | None = None
         self._lock = threading.Lock()
         self._crowds = SeenCrowds()
         self._found: dict[tuple[Kind, str | None], tuple[float, Snapshot]] = {}
 
-    def see(self, window: Snapshot) -> Snapshot:
-        """The window, with what is known from those before it too."""
+    def see(self, window: Snapshot) -> None:
+        """A window has ended."""
         known = self._crowds.add(window)
         if not went_on(window):
-            return known
+            return
         found = limit(known)
+        if any(stage.items_out for stage in window.stages) and (self.last is None or found.kind != "source"):
+            self.last = known
         with self._lock:
             seconds, _ = self._found.get((found.kind, found.stage), (0.0, known))
             self._found[found.kind, found.stage] = (seconds + window.window_seconds, known)
-        return known
 
     def most(self) -> Most | None:
         """What limited it for longest; None before anything went on."""

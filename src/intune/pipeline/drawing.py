@@ -137,16 +137,16 @@ class DrawNode(Node):
 
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """An open drawing or a parent, order, room, memory."""
-        room, choice = self.segment.has_room(), self._choose()
+        choice = self._choose()
         if choice is None:
-            return False, True, room, True
+            return False, True, self.segment.has_room(), True
         if isinstance(choice, Drawing):
             path = (*choice.path, choice.children)
             order, bound, kept = self.segment.opens_child(path), self._bound(choice), 0
         else:
             path = (*choice, 0)
             order, bound, kept = self._may_open(path), self._bound(None), self._kept()
-        return True, *self.segment.open_for(order), self.segment.opens_memory(path, self.forecast, bound, kept)
+        return True, *self.segment.gates(order, path, self.forecast, bound, kept)
 
     def begin(self) -> Work:
         """Go on with the first drawing, or open a parent."""
@@ -335,9 +335,11 @@ class OrderNode(DrawNode):
         for order in orders:
             self._gather.prepare(order)
 
-    def _wanted(self) -> int:
+    def _wanted(self, budget: int) -> int:
         choice = self._choose()
-        return 0 if choice is None else self._bound(choice if isinstance(choice, Drawing) else None)
+        if choice is None:
+            return 0
+        return self.forecast.bytes(self._bound(choice if isinstance(choice, Drawing) else None), budget)
 
     def _next_parent(self) -> Path | None:
         return (self._before.out[0].emission,) if self._before.out else None
@@ -357,7 +359,7 @@ class OrderNode(DrawNode):
         emission, name = order.emission, self.stage.info.name
         self.segment.next_root = emission + 1
         self.segment.hold(emission)
-        self._before.begun()
+        self._before.begun(order)
         self.stage.counters.items_in += 1
         drawing = Drawing((emission,), emission, 1, lambda: f"{name} {emission}", None)
         self._orders[drawing] = order

@@ -40,6 +40,10 @@ class WindowData:
 
     Where they are not, `_piece_of` says in which piece a place's row is, and `_permutation` which row of it. Samples
     are let go of as they are drawn, so each place may be drawn once.
+
+    Attributes:
+        copy_bytes: What its pieces put together will take beside them, at least 1; 0 = they are not put together.
+        source_rows: Source rows that it stands for.
     """
 
     def __init__(self, window: Window, flow: Flow, emit: int) -> None:
@@ -52,6 +56,15 @@ class WindowData:
         self._let_go: list[int] = []
         self._copy: Any = None
         self.source_rows = source_rows(window.pieces)
+        self.copy_bytes = 0
+        if flow == "block" and len(window.pieces) > 1 and not self._picks:
+            self.copy_bytes = max(1, sum(block_bytes(cut(piece, flow)) for piece in window.pieces))
+
+    @property
+    def _picks(self) -> bool:
+        """Whether rows are picked from the pieces of a block as they are."""
+        pieces = self._window.pieces
+        return isinstance(pieces[0].token.payload, dict) and 1 < len(pieces) <= self._emit // _ROWS_A_PIECE
 
     def take(self, start: int, stop: int) -> Any:
         """Rows at places start to stop of the permutation: a block, or a list of samples."""
@@ -92,7 +105,7 @@ class WindowData:
             for place in self._whole():
                 # Emptied, not dropped: by its address it is charged, which another one might get.
                 self._window.pieces[place].token.payload.clear()
-        elif isinstance(pieces[0], dict) and 1 < len(pieces) <= self._emit // _ROWS_A_PIECE:
+        elif self._picks:
             sizes = [block_rows(piece) for piece in pieces]
             kind = np.uint16 if len(pieces) <= 1 << 16 else np.uint32
             self._piece_of = np.repeat(np.arange(len(pieces), dtype=kind), sizes)[permutation]
@@ -101,7 +114,7 @@ class WindowData:
         else:
             # Arrow's take of a chunked column costs several times that of one array, for strings above all.
             self._pieces = [block_concat(pieces)]
-            if len(pieces) > 1:
+            if self.copy_bytes:
                 self._copy, self._let_go = self._pieces[0], self._whole()
         self._permutation = permutation
 
@@ -212,6 +225,11 @@ class Gather:
         window = order.window
         if window is not None and window.data is None:
             window.data = WindowData(window, self._flow, self._emit)
+
+    def copy_bytes(self, order: Order) -> int:
+        """Bytes that putting together the pieces of its window takes, which the first order of it does; 0 = none."""
+        window = order.window
+        return 0 if window is None or window.copy is not None else int(window.data.copy_bytes)
 
     def part(self, order: Order, start: int, stop: int) -> Any:
         """Some rows of an order of a shuffle."""

@@ -26,6 +26,8 @@ class Item:
         origin: Where it comes from, for messages.
         failure: A function raised after the rows that it has.
         failed_stage: The stage in which it did.
+        way: Of each stage that it has passed: what that forecasts the rest of the way by, the bytes that the item came
+            with, and what it held there at its largest.
     """
 
     __slots__ = (
@@ -43,6 +45,7 @@ class Item:
         "position",
         "rows",
         "source_rows",
+        "way",
     )
 
     def __init__(
@@ -57,6 +60,7 @@ class Item:
         self.peak = 0
         self.failure: Failure | None = None
         self.failed_stage = ""
+        self.way: list[tuple[Forecast, int, int]] = []
 
     @property
     def count(self) -> int:
@@ -69,6 +73,17 @@ class Item:
             self.peak = size
             if self.bound:
                 self.forecast.note(self.bound, size)
+
+    def teach(self) -> None:
+        """It has come to the end of its way: what it held is what others are forecast by."""
+        if not self.bound:
+            return
+        self.forecast.add(self.bound, self.peak)
+        most = 0
+        for further, came, held in reversed(self.way):
+            most = max(most, held)
+            further.add(self.bound, max(0, most - came))
+        self.way.clear()
 
     def fail(self, failure: Failure, stage: str) -> None:
         """A function raised; an earlier failure of the same item gives way, its rows come later."""

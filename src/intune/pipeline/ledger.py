@@ -228,7 +228,12 @@ class Forecast:
     @property
     def mean(self) -> float:
         """Mean bytes for each unit of bound; the largest until enough were seen."""
-        return self._mean if self._count >= self.ENOUGH else self._largest
+        return self._mean if self.enough else self._largest
+
+    @property
+    def enough(self) -> bool:
+        """Whether enough items have passed for mean and spread to say what the next ones need."""
+        return self._count >= self.ENOUGH
 
     def note(self, bound: int, size: int) -> None:
         """An item with this bound, on its way, holds so much now."""
@@ -250,16 +255,16 @@ class Forecast:
         self._largest = max(ratio, self._largest - self.FADING * (self._largest - self._mean))
         self.known = True
 
-    def bytes(self, bound: int, budget: int) -> int:
+    def bytes(self, bound: int, budget: int, beside: int = 0) -> int:
         """Bytes to reserve for an item with this bound where `budget` bytes may be in flight.
 
-        Where there is no estimate it is the bound itself.
+        Where there is no estimate it is the bound itself. `beside` is what the item holds beside what is forecast.
         """
         if not self.known:
             return bound
         ratio = self._largest
-        if self._count >= self.ENOUGH and self._mean > 0:
-            items = max(1.0, budget / (max(1, bound) * self._mean))
+        if self.enough and self._mean > 0:
+            items = max(1.0, budget / (max(1, bound) * self._mean + beside))
             spread = self.SPREAD * (self._variance / items) ** 0.5 + (self._largest - self._mean) / items
             ratio = min(ratio, (self._mean + spread) * max(1.0, self._lately))
         return int(bound * ratio * self.MARGIN)

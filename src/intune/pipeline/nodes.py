@@ -15,6 +15,7 @@ from intune.pipeline.calls import Failure, Flow, Keys, Output
 from intune.pipeline.footprint import Footprint, footprint, run_bytes
 from intune.pipeline.gather import Gather, source_rows
 from intune.pipeline.item import Item
+from intune.pipeline.ledger import Forecast
 from intune.pipeline.segment import Segment, Sequence
 from intune.pipeline.sequence import Order, Path
 from intune.pipeline.stage import LiveStage
@@ -99,8 +100,11 @@ class CallNode(Node):
         super().__init__(stage, segment)
         self._epoch, self._gives = epoch, gives
         self._heap: list[tuple[Path, Item]] = []
-        self._needed = 0
-        """What the first of these needs, when its gates were asked for last: that is just before it begins."""
+        self._needed = (0, 0)
+        """What the first of these needs here, and at most until its end, when its gates were asked for last: that is
+        just before it begins."""
+        self._further = Forecast()
+        """Bytes that items take on the rest of their way beyond those with which they come here."""
         self.first = False
         """Whether it is the first in its segment: the earliest to see that items are larger than usual."""
 
@@ -108,8 +112,11 @@ class CallNode(Node):
         """An item comes in."""
         if item.rows == 0:  # failed before with nothing left: a function never sees 0 rows
             self.after(item)
-        else:
-            heapq.heappush(self._heap, (item.path, item))
+            return
+        heapq.heappush(self._heap, (item.path, item))
+        further = self._takes_further(item)
+        if further is not None:  # what was reserved for stages that it has passed is free for others
+            self.context.ledger.lower_by(item.charge, item.charge.beyond - further)
 
     def waiting(self) -> list[Item]:
         """Items that wait before it."""
@@ -118,7 +125,8 @@ class CallNode(Node):
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Input and memory; order and room were asked for when the item began. On a device there is room for few.
 
-        While no item has passed the stage few at a time are let in: what it gives may be of any size.
+        While no item has passed the stage few at a time are let in, as what it gives may be of any size: the others
+        wait for the first, which comes before them.
         """
         room = self.stage.info.kind != "to_torch" or self.segment.few_ready()
         if not self._heap:
@@ -127,18 +135,19 @@ class CallNode(Node):
             return True, True, room, True
         most = self.stage.most_unproven
         if most is not None and self.stage.running >= most:
-            return True, True, room, False
+            return True, False, room, True
         item = self._heap[0][1]
         self._needed = self._needs(item)
         behind = (other for _, other in islice(self._heap, 1, None))
-        return True, True, room, self.segment.opens_further(item, self._needed, behind)
+        return True, True, room, self.segment.opens_further(item, *self._needed, behind)
 
     def begin(self) -> Work:
         """Take the waiting item that is first in order."""
         item = heapq.heappop(self._heap)[1]
-        self.context.ledger.work_on(item.charge, self._needed)
+        here, needs = self._needed
+        self.context.ledger.work_on(item.charge, here)
         if self.context.ledger.budget is not None:
-            self.segment.goes_further(item, self._needed, self._last_first())
+            self.segment.goes_further(item, needs, self._last_first())
         self.stage.counters.items_in += item.count
         keys = item.keys if item.keys is not None else item.path
 
@@ -183,16 +192,29 @@ class CallNode(Node):
         else:
             self.segment.arrived(item)
 
-    def _needs(self, item: Item) -> int:
-        """Bytes that an item will hold while the stage has what comes in and what goes out."""
-        came, bound = item.charge.actual, max(1, item.bound)
-        return self._copies * came + int(bound * self.stage.growth.predict(came / bound))
+    def _needs(self, item: Item) -> tuple[int, int]:
+        """Bytes that an item will hold while the stage has what comes in and what goes out, and until its end."""
+        came, bound, budget = item.charge.actual, max(1, item.bound), self.context.ledger.budget
+        here = self._copies * came + int(bound * self.stage.growth.predict(came / bound))
+        if budget is None:
+            return here, here
+        further = self._takes_further(item)
+        return here, max(here, came + further if further is not None else item.forecast.bytes(item.bound, budget))
+
+    def _takes_further(self, item: Item) -> int | None:
+        """Bytes that an item may take on the rest of its way beyond those that it has; None = not known yet."""
+        budget = self.context.ledger.budget
+        if budget is None or not item.bound or not self._further.enough:
+            return None
+        return self._further.bytes(item.bound, budget, item.charge.actual)
 
     def _measure(self, item: Item, sizes: Footprint) -> None:
         """Learn from what an item held, and from what the stage gave for what came in."""
         came, bound, growth = item.charge, max(1, item.bound), self.stage.growth
         gave = sum(size for key, size in sizes.items() if key not in came.buffers)
-        item.held(self._copies * came.actual + gave)
+        held = self._copies * came.actual + gave
+        item.held(held)
+        item.way.append((self._further, came.actual, held))
         if self.first and growth.usual > 0:
             item.forecast.compare(gave / bound / growth.usual)
         growth.add(came.actual / bound, gave / bound)
@@ -223,7 +245,7 @@ class GatherNode(Node):
     def __init__(self, stage: LiveStage, segment: Segment, before: Sequence, gather: Gather, gives: Flow) -> None:
         super().__init__(stage, segment)
         self._before, self._gather, self._gives = before, gather, gives
-        before.on_orders, before.wanted = self._came, lambda: self.orders[0].rows if self.orders else 0
+        before.on_orders, before.wanted = self._came, self._wanted
 
     @property
     def orders(self) -> deque[Order]:
@@ -242,8 +264,8 @@ class GatherNode(Node):
         order = orders[0]
         if order.window is not None and order.window.preparing:
             return False, True, self.segment.has_room(), True
-        memory = self.segment.opens_memory((order.emission,), self.segment.forecast, order.rows)
-        return True, *self.segment.open_for(self.segment.opens_order()), memory
+        segment, copy = self.segment, self._gather.copy_bytes(order)
+        return True, *segment.gates(segment.opens_order(), (order.emission,), segment.forecast, order.rows, copy)
 
     def begin(self) -> Work:
         """Take the next order."""
@@ -254,7 +276,7 @@ class GatherNode(Node):
         origin = lambda: f"{self.stage.info.name} {order.emission}"  # noqa: E731
         item = segment.begin((order.emission,), order.emission, segment.forecast, order.rows, origin)
         segment.next_root = order.emission + 1
-        self._before.begun()
+        self._before.begun(order, self._gather.copy_bytes(order))
         self.stage.counters.items_in += 1
         keys = range(order.row, order.row + order.rows) if self._gives == "sample" else None
         clock = self.context.clock
@@ -270,6 +292,12 @@ class GatherNode(Node):
             lambda result: self._finish(order, item, keys, *result),
             lambda error: self._fail(order, item, error),
         )
+
+    def _wanted(self, budget: int) -> int:
+        if not self.orders:
+            return 0
+        order = self.orders[0]
+        return self.segment.forecast.bytes(order.rows, budget) + self._gather.copy_bytes(order)
 
     def _done(self, order: Order) -> None:
         if order.window is not None:

@@ -59,8 +59,10 @@ class SampleNode(Node):
         """Samples of the next run."""
         return self._runs.next(self.segment.forecast)
 
-    def _memory(self) -> bool:
-        return self.segment.opens_memory((self.segment.next_root,), self.segment.forecast, self._length())
+    def _gates(self) -> tuple[bool, bool, bool]:
+        """Order, room, memory."""
+        segment = self.segment
+        return segment.gates(segment.opens_order(), (segment.next_root,), segment.forecast, self._length())
 
     def _item(self, length: int) -> Item:
         segment = self.segment
@@ -97,7 +99,7 @@ class IndexNode(SampleNode):
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Samples left, order, room, memory."""
         left = self._next < len(self._order) and not self.stopped()
-        return left, *self.segment.open_for(self.segment.opens_order()), self._memory()
+        return left, *self._gates()
 
     def begin(self) -> Work:
         """Take the next run of numbers."""
@@ -153,7 +155,7 @@ class IterableNode(SampleNode):
     def gates(self) -> tuple[bool, bool, bool, bool]:
         """Not at the end, order, room, memory."""
         left = not self._ended and not self.stopped()
-        return left, *self.segment.open_for(self.segment.opens_order()), self._memory()
+        return left, *self._gates()
 
     def begin(self) -> Work:
         """Draw the next run."""

@@ -138,8 +138,17 @@ class Segment:
             return order, room
         return True, False
 
+    def gates(self, order: bool, path: Path, forecast: Forecast, bound: int, kept: int = 0) -> tuple[bool, bool, bool]:
+        """Order, room and memory as gates of an item with this path, from whether order would let it begin.
+
+        Until one item has shown what they take they come one at a time: the others wait for that one, not for bytes.
+        """
+        order, room = self.open_for(order)
+        known = forecast.known or self.context.ledger.budget is None or self.expects(path)
+        return order and known, room, self.opens_memory(path, forecast, bound, kept)
+
     def opens_memory(self, path: Path, forecast: Forecast, bound: int, kept: int = 0) -> bool:
-        """Whether the ledger admits what is forecast for an item; one at a time until there is a forecast.
+        """Whether the ledger admits what is forecast for an item.
 
         `kept` is what will be kept beside it.
 
@@ -152,14 +161,14 @@ class Segment:
         if ledger.budget is None:
             return True
         if ledger.admits(forecast.bytes(bound, ledger.budget) + kept) and not self.end.starves:
-            return forecast.known or self.expects(path)
-        return self.expects(path) and self.end.idle and self._spares(int(bound * forecast.mean))
+            return True
+        return self.expects(path) and self.end.idle and self._spares(int(bound * forecast.mean) + kept)
 
-    def opens_further(self, item: Item, here: int, behind: Iterable[Item]) -> bool:
+    def opens_further(self, item: Item, here: int, needs: int, behind: Iterable[Item]) -> bool:
         """Whether the ledger has what an item will need by what is known now, if that is more than was known before.
 
-        `here` is what it will need in the stage that it is about to enter. What is reserved for those that wait
-        `behind` it counts as free: else all could wait for what all of them have.
+        `here` is what it will need in the stage that it is about to enter, `needs` at most to the end of its way. What
+        is reserved for those that wait `behind` it counts as free: else all could wait for what all of them have.
 
         What order waits for goes on in any case once everything behind this segment has run dry, and so does any
         item while nothing at all is being worked on: else nobody would give bytes back. Those wait only where the
@@ -169,7 +178,6 @@ class Segment:
         if ledger.budget is None or (not item.bound and ledger.budget):
             return True
         has = max(item.charge.reserved, item.charge.actual)
-        needs = max(here, item.forecast.bytes(item.bound, ledger.budget))
         fits = (
             needs <= self.ENOUGH_SHARE * has
             or ledger.admits(needs - has)
@@ -180,12 +188,12 @@ class Segment:
         waited_for = (self.expects(item.path) or not self.context.busy) and self.end.idle
         return waited_for and self._spares(max(0, here - item.charge.actual))
 
-    def goes_further(self, item: Item, here: int, behind: Iterable[Item]) -> None:
+    def goes_further(self, item: Item, needs: int, behind: Iterable[Item]) -> None:
         """Reserve what an item will need by what is known now; those that wait behind it give what is lacking."""
         ledger = self.context.ledger
         if ledger.budget is None or not item.bound:
             return
-        ledger.raise_to(item.charge, max(here, item.forecast.bytes(item.bound, ledger.budget)))
+        ledger.raise_to(item.charge, needs)
         if not ledger.debt:
             return  # nobody is asked for, which may cost sorting them
         for other in behind:
@@ -230,8 +238,7 @@ class Segment:
         self._parents -= 1
         self.live -= 1
         self.context.ledger.settle(item.charge)
-        if item.bound:
-            item.forecast.add(item.bound, item.peak)
+        item.teach()
 
     def closed(self, path: Path, count: int) -> None:
         """A one-to-many stage has drawn all its items of a parent."""
@@ -244,8 +251,7 @@ class Segment:
         """An item has passed the last stage."""
         ledger = self.context.ledger
         ledger.settle(item.charge)
-        if item.bound:
-            item.forecast.add(item.bound, item.peak)
+        item.teach()
         if item.rows == 0 and item.failure is None:
             ledger.release(item.charge)
             if self._restorer is not None:
@@ -355,7 +361,7 @@ class Delivery:
 
 
 class Copied(NamedTuple):
-    """What a window's pieces were put together to, as a token like theirs."""
+    """What a window's pieces are put together to, as a token like theirs."""
 
     charge: Charge
 
@@ -373,7 +379,8 @@ class Sequence:
         check: Says whether what it would hold does not fit; a failure ends the epoch.
         out: Orders that wait to be carried out.
         on_orders: Called with new orders.
-        wanted: Says how many rows are to be taken next of what it gave; 0 = nothing waits.
+        wanted: Says how many bytes what is to be done next with what it gave would take, given the budget; 0 = nothing
+            waits.
         stage: Name of the shuffle or batch.
     """
 
@@ -385,7 +392,7 @@ class Sequence:
     check: Callable[["Sequence", list[Order]], Failure | None]
     out: deque[Order] = field(default_factory=deque)
     on_orders: Callable[[list[Order]], None] = lambda orders: None
-    wanted: Callable[[], int] = lambda: 0
+    wanted: Callable[[int], int] = lambda budget: 0
     stage: str = ""
     _poisoned: bool = False
 
@@ -402,10 +409,11 @@ class Sequence:
     @property
     def starves(self) -> bool:
         """Whether what is to be taken next of its orders waits for bytes, or one behind it does."""
-        ledger, segment, rows = self.context.ledger, self.following, self.wanted()
-        if not rows or ledger.budget is None:
-            return segment.end.starves
-        return segment.end.starves or not ledger.admits(segment.forecast.bytes(rows, ledger.budget))
+        ledger = self.context.ledger
+        if ledger.budget is None or self.following.end.starves:
+            return self.following.end.starves
+        wanted = self.wanted(ledger.budget)
+        return wanted > 0 and not ledger.admits(wanted)
 
     def accept(self, item: Item) -> None:
         """Take the next header."""
@@ -436,8 +444,14 @@ class Sequence:
         self.following.total = self.sequencer.emission
         self.following.pump()
 
-    def begun(self) -> None:
-        """An order was taken in hand: there may be room for more headers now."""
+    def begun(self, order: Order, copy_bytes: int = 0) -> None:
+        """An order was taken in hand: there may be room for more headers now.
+
+        `copy_bytes` is what it takes to put the pieces of its window together, if it does that.
+        """
+        if copy_bytes:
+            assert order.window is not None
+            order.window.copy = Copied(self.following.keep(copy_bytes))
         if self.preceding is not None:
             self.preceding.pump()
 
@@ -445,8 +459,8 @@ class Sequence:
         """Rows of a window were taken: what of it is not needed any more is given back."""
         let_go, copy = window.data.taken()
         if copy is not None:
-            window.copy = Copied(self.following.keep(0))
             self.context.ledger.true_up(window.copy.charge, footprint(copy))
+            self.context.ledger.settle(window.copy.charge)
         tokens = window.give_back(let_go)
         self._release(tokens)
         if copy is not None:

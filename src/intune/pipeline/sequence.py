@@ -115,7 +115,7 @@ class Window:
     let_go: set[int] = field(default_factory=set)
     """Places among the pieces of those that are not needed any more, whose tokens were given back."""
     copy: Any = None
-    """Token of what its pieces were put together to; None = they were not."""
+    """Token of what its pieces are put together to; None = they are not, or not yet."""
 
     def give_back(self, places: Iterable[int]) -> list[Any]:
         """Tokens of the pieces at these places, which nobody needs any more."""

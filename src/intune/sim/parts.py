@@ -104,6 +104,10 @@ class SimGather(Gather):
     make: Callable[[int], Any]
     """Makes the block of the order whose task ends now, given its rows."""
 
+    def copy_bytes(self, order: Order) -> int:
+        """None."""
+        return 0
+
     def part(self, order: Order, start: int, stop: int) -> Any:
         """Refuses: samples are not simulated."""
         raise NotImplementedError("only blocks are simulated")

@@ -30,6 +30,7 @@ share of them by itself: fewer slots for the loader only made it slower in all t
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -68,6 +69,9 @@ ONE_MORE_LASTS, RECHECK_LASTS = 6, 3
 
 RECHECK_EVERY, RECHECK_REMEMBERED = 128, 8
 """Decisions after which the latter is done for the first time, of what this run and of what an earlier one found."""
+
+GRANTED_WINDOWS = 8
+"""Of so many windows the largest share of the room that might be in flight counts: it rises for some seconds."""
 
 PLANNED_SHARE, ITEMS_SHARE = 0.9, 1 / 8
 """Shares of the memory limit: what is planned with, and what of it is left for items in flight."""
@@ -120,6 +124,7 @@ class Model:
         self._least_slots = 1  # that a training loop which takes no more was not seen to wait with
         self._last: Snapshot | None = None
         self._bytes_per_rate: float | None = None  # what items in flight held for each source row a second
+        self._granted = deque([1.0] * GRANTED_WINDOWS, GRANTED_WINDOWS)
         self._known: tuple[Budget, list[Line]] | None = None  # of the last window: lines cost most of a decision
 
     def propose(self, snapshot: Snapshot, budget: Budget) -> Allocation:
@@ -165,7 +170,7 @@ class Model:
         changed = self.update(snapshot)
         ramped = self._ramp.levels(snapshot, budget, self.beliefs, changed) if self._ramp else {}
         if not ramped:
-            self._learn_bytes(snapshot, bool(changed))
+            self._learn_bytes(snapshot, budget, bool(changed))
         lines = self._lines(budget)
         self._known = budget, lines
         if not lines:
@@ -286,10 +291,13 @@ class Model:
         Only processes are counted by it. A limit on threads that followed from how fast it goes beside short memory
         would keep it slow for ever.
         """
-        return replace(self._limits(budget, slots), bytes_per_rate=self._bytes_per_rate or 0.0)
+        per_rate = (self._bytes_per_rate or 0.0) / max(self._granted)
+        return replace(self._limits(budget, slots), bytes_per_rate=per_rate)
 
-    def _learn_bytes(self, snapshot: Snapshot, changed: bool) -> None:
+    def _learn_bytes(self, snapshot: Snapshot, budget: Budget, changed: bool) -> None:
         """How fast it goes with so many bytes in flight: beside short memory the rate is in proportion to them.
+
+        And what share of the room that processes leave may be in flight, less than all where functions take memory too.
 
         Where all processes of a stage are busy these may be what sets the rate: it takes no more bytes than that.
         """
@@ -300,6 +308,9 @@ class Model:
         steps = snapshot.consumer.steps
         if not processes or not limit or not batch or not steps or snapshot.window_seconds <= 0:
             return
+        held = sum((stage.processes_live or 0) * (stage.process_resident_bytes or 0) for stage in processes)
+        if math.isfinite(room := self._room(budget)[1] - held):
+            self._granted.append(limit / max(limit, room))
         here, known = limit * snapshot.window_seconds / (steps * batch), self._bytes_per_rate
         full = any(stage.in_hand_mean > FULL * (stage.processes_live or 1) for stage in processes)
         if snapshot.held_back_share > HELD_BACK and not full:
