@@ -9,8 +9,6 @@ PYTHON ?= python3
 VENV ?= .venv
 CACHE ?= .cache
 ARGS ?=
-# Processes that run tests side by side; 0 = in one, as a debugger needs it.
-WORKERS ?= 2
 
 # Measurements that take from a quarter of an hour to three hours are run one by one.
 LONG := $(addprefix benchmarks/,autotune_live.py calibrate_live.py crash_rate.py departures.py \
@@ -26,7 +24,7 @@ run: $(VENV)/.run-installed
 	XDG_CACHE_HOME=$(abspath $(CACHE)) $(BIN)/intune train --epochs 1 --seconds 60 $(ARGS)
 
 test: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -150,7 +150,7 @@ def made_a_users_error() -> None:
 
 @pytest.mark.parametrize(
     ("work", "said"),
-    [(wrapped, " after 5 rows"), (swallowed, ""), (made_a_users_error, "")],
+    [(wrapped, " after 5 rows"), (swallowed, " when its work was done"), (made_a_users_error, "")],
     ids=["wrapped", "swallowed", "made a user's error"],
 )
 def test_after_a_signal_whatever_comes_out_is_its_end(

@@ -320,8 +320,8 @@ def test_the_last_change_stands_below_what_limits_with_what_came_of_it() -> None
 
 def test_what_is_held_by_items_stands_without_a_limit_of_nothing_while_the_brake_holds() -> None:
     said = explain(window(source(memory=0.8), starved(), in_flight_bytes=3 * 2**20, in_flight_bytes_limit=0))
-    assert "items in flight hold 3 MiB, and no more until memory has fallen" in said
-    assert "12 items in flight with 3 MiB, and no more until memory has fallen." in said
+    assert "items in flight hold 3 MiB, and no more for now" in said
+    assert "12 items in flight with 3 MiB, and no more for now." in said
     assert "0 bytes" not in said
 
 

@@ -24,6 +24,7 @@ import intune
 from intune import Allocation, Budget, Loader, MemoryLimitError, Pipeline
 from intune._compose import build_loader
 from intune.pipeline.options import LoaderOptions
+from intune.pipeline.stage import LiveStage
 from intune.testing import assert_exactly_once
 from intune.tuners import RandomMoves, Static
 
@@ -232,6 +233,14 @@ class TestMemory:
         assert 100 < fits < 9000
         with pipe.shuffle(fits).batch(32).loader(cpus=2, tuner=Bytes(size)) as loader:
             assert_exactly_once(ids(loader), ROWS)
+
+    def test_while_it_is_not_known_what_processes_will_leave_no_window_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(LiveStage, "measure_processes", lambda stage: None)
+        pipe = intune.from_iterable(range(40)).map(abs, executor="process").shuffle(4, seed=1)
+        with pipe.loader(cpus=2, tuner=Bytes(0)) as loader:
+            assert sorted(loader) == list(range(40))
 
     def test_a_few_large_rows_at_first_do_not_speak_for_all(self) -> None:
         """The first windows have 1, 2, 5 and 10 rows; most of the third one are forty times as large as all others."""

@@ -24,15 +24,18 @@ def file(tmp_path: Path) -> Path:
 
 
 class Gate:
-    """Lets some blocks pass, and the others once it is opened."""
+    """Lets the first blocks that were read pass, and the others once it is opened, whatever threads come first."""
 
     def __init__(self, free: int) -> None:
         self.opened = threading.Event()
-        self._free = free
+        self._free, self._read = free, list[int]()
+
+    def note(self, block: Any) -> Any:
+        self._read.append(block["id"][0].as_py())
+        return block
 
     def __call__(self, block: Any) -> Any:
-        self._free -= 1
-        if self._free < 0 and not self.opened.wait(20):
+        if block["id"][0].as_py() not in self._read[: self._free] and not self.opened.wait(20):
             raise TimeoutError("more was asked for before the first batch came")
         return block
 
@@ -46,7 +49,7 @@ def test_it_needs_at_most_three_times_the_units_that_it_needs_without(
 ) -> None:
     """A window of 2,000 rows is eight units, one of 10,000 all of them."""
     gate = Gate(free=units)
-    pipe = intune.read_parquet(file).map(gate, waits=True)
+    pipe = intune.read_parquet(file).map(gate.note, executor="thread").map(gate, waits=True, name="gate")
     if window is not None:
         pipe = pipe.shuffle(window)
     with pipe.batch(100).loader(cpus=1, seed=seed) as loader:
@@ -61,6 +64,6 @@ def test_it_needs_at_most_three_times_the_units_that_it_needs_without(
 def test_the_gate_holds_what_needs_more(file: Path) -> None:
     gate = Gate(free=2)
     gate.opened.wait = lambda timeout=None: False  # type: ignore[method-assign]
-    pipe = intune.read_parquet(file).map(gate, waits=True).batch(700)
+    pipe = intune.read_parquet(file).map(gate.note, executor="thread").map(gate, waits=True, name="gate").batch(700)
     with pipe.loader(cpus=1) as loader, pytest.raises(TimeoutError, match="before the first batch"):
         next(iter(loader))

@@ -43,7 +43,8 @@ def clean_endings(options: Mapping[str, str] = _OPTIONS) -> Iterator[None]:
         return
     # Whatever came out, it was broken off by the signal.
     number = signals.number or signal.SIGINT
-    said = as_options("; ".join(_notes(error)), options)
+    # Nothing came out where the exception was lost in a finaliser, and all was done before the end came by force.
+    said = "when its work was done" if error is None else as_options("; ".join(_notes(error)), options)
     typer.echo(f"{WORDS[signal.Signals(number)]} {said}".rstrip(), err=True)
     raise typer.Exit(SIGNALLED + number) from None
 

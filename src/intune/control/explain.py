@@ -417,7 +417,7 @@ def _details(snapshot: Snapshot) -> Iterator[str]:
 
 def _in_flight(snapshot: Snapshot) -> str:
     held, most = snapshot.in_flight_bytes, snapshot.in_flight_bytes_limit
-    return f"{size(held)}, and no more until memory has fallen" if most == 0 else f"{size(held)} of {size(most)}"
+    return f"{size(held)}, and no more for now" if most == 0 else f"{size(held)} of {size(most)}"
 
 
 def _whose_memory(snapshot: Snapshot) -> str:

@@ -343,6 +343,8 @@ class EpochRun:
         window = orders[0].window if orders else None
         if budget is None or window is None or not isinstance(sequence.sequencer, ShuffleSequencer):
             return None
+        if any(stage.pool is not None and stage.resident is None for stage in self._stages):
+            return None  # nobody knows yet what processes will leave: till then they may be taken to need everything
         tokens = {id(piece.token): piece.token for piece in window.pieces if piece.token.rows}
         rows, most = sum(token.rows for token in tokens.values()), sequence.sequencer.size
         if rows < min(TELLING_ROWS, most):
